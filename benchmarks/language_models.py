@@ -2,6 +2,7 @@
 
     python benchmarks/language_models.py [--device cpu|cuda] [--only llama-tiny] [--repeats 1] [--out FILE]
     python benchmarks/language_models.py --coverage      # which parameters every package treats, for every model
+    python benchmarks/language_models.py --errors        # of the indices' inner products, for the models of a CPU
 
 Random weights (speed does not depend on them), tokens at random, float32. The tools do not cover the same parameters:
 
@@ -13,7 +14,8 @@ Random weights (speed does not depend on them), tokens at random, float32. The t
 So that like is compared with like, `ekfac` and `influence` are of the layers that kronfluence takes, `index` of those
 that bergson takes (TRAK of all), and `ekfac-all` is biascope's alone. The empirical Fisher matrix is used, whose labels
 are the same for all, and the trace of its EKFAC is compared with the squared gradients by autograd. `influence`:
-factors and exact scores of a few queries against all examples. `index`: random features of all examples, on disk.
+factors and exact scores of a few queries against all examples. `index`: random features of all examples, on disk; in
+biascope's the answer to one query is included, about a percent of the time of the `small` models.
 The cases of 100M parameters and more are for a GPU.
 """
 
@@ -45,6 +47,8 @@ SIZES = {
     "llama-tiny": Size("llama", 2_000, 64, 192, 2, 4, 16, 32, ("cpu", "cuda")),
     "gpt2-tiny": Size("gpt2", 2_000, 64, 256, 2, 4, 16, 32, ("cpu", "cuda")),
     "llama-vocabulary-32000": Size("llama", 32_000, 64, 192, 2, 4, 32, 64, ("cpu", "cuda")),
+    "small-gpt2": Size("gpt2", 8_000, 256, 1024, 4, 4, 128, 64, ("cpu",)),
+    "small-llama": Size("llama", 8_000, 256, 768, 4, 4, 128, 64, ("cpu",)),
     "gpt2-124M": Size("gpt2", 50_257, 768, 3072, 12, 12, 64, 256),
     "llama-170M-32000": Size("llama", 32_000, 768, 3072, 12, 12, 64, 256),
     "llama-170M-128256": Size("llama", 128_256, 768, 3072, 12, 12, 64, 256),
@@ -170,8 +174,9 @@ def biascope_index(state: State) -> None:
     """Features of the layers that bergson takes, in a folder."""
     import biascope as bs
 
+    layers = base_layers(state.model)
     for p in state.model.parameters():
-        p.requires_grad_(id(p) in base_layers(state.model))
+        p.requires_grad_(id(p) in layers)
     query = {k: v[:1] for k, v in state.data.items()}
     with tempfile.TemporaryDirectory() as folder:
         bs.influence(state.model, state.data, query, None, damping=0.0, dim=DIM, store=f"{folder}/features")
@@ -215,6 +220,12 @@ def kronfluence_influence(state: State) -> Tensor:
 
 def bergson_index(state: State) -> None:
     """The index of projected gradients, 16 x 16 numbers per layer, as `bergson build` makes it."""
+    with tempfile.TemporaryDirectory() as folder:
+        bergson_build(state, folder)
+
+
+def bergson_build(state: State, folder: str, seed: int | None = None) -> Any:
+    """The same into a folder; where its parts are."""
     from bergson import GradientProcessor, IndexConfig, collect_gradients
     from datasets import Dataset
 
@@ -222,11 +233,12 @@ def bergson_index(state: State) -> None:
     state.model.get_input_embeddings().requires_grad_(True)  # type: ignore[operator]
     rows = state.ids.cpu().tolist()
     data = Dataset.from_dict({"input_ids": rows, "labels": rows, "length": [len(r) for r in rows]})
-    with tempfile.TemporaryDirectory() as folder:
-        config = IndexConfig(run_path=f"{folder}/index", projection_dim=16)
-        config.partial_run_path.mkdir(parents=True, exist_ok=True)
-        batches = [list(range(i, min(i + 8, len(rows)))) for i in range(0, len(rows), 8)]
-        collect_gradients(state.model, data, GradientProcessor(projection_dim=16), config, batches=batches)
+    config = IndexConfig(run_path=f"{folder}/index", projection_dim=16)
+    config.partial_run_path.mkdir(parents=True, exist_ok=True)
+    batches = [list(range(i, min(i + 8, len(rows)))) for i in range(0, len(rows), 8)]
+    processor = GradientProcessor(projection_dim=16, projection_seed=seed)
+    collect_gradients(state.model, data, processor, config, batches=batches)
+    return config.partial_run_path
 
 
 def trak_index(state: State) -> None:
@@ -293,7 +305,7 @@ def index(name: str) -> Case:
     contenders = (
         Contender("biascope", biascope_index),
         Contender("bergson", bergson_index, ("bergson", "datasets")),
-        Contender("trak", trak_index, ("trak",)),
+        Contender("trak", trak_index, ("trak",), cpu_limit=60),
     )
     return Case(f"index-{name}", lambda d: setup(name, d), contenders, devices=SIZES[name].devices)
 
@@ -323,12 +335,44 @@ def coverage() -> None:
         print(f"{name}: {total / 1e6:.1f}M parameters; {text}")
 
 
+def errors(examples: int = 6, seeds: int = 40) -> None:
+    """Errors of inner products over the draws, relative to the products of norms: of one example, and of two."""
+    from bergson.data import load_gradients
+
+    import biascope as bs
+
+    for name in [name for name in SIZES if "cpu" in SIZES[name].devices and "vocabulary" not in name]:
+        state = setup(name, "cpu")
+        state = State(state.model, state.ids[:examples])
+        layers = base_layers(state.model)
+        for p in state.model.parameters():
+            p.requires_grad_(id(p) in layers)
+        exact = bs.influence(state.model, state.data, state.data, None, damping=0.0).scores
+        norms = exact.diagonal().sqrt()
+        off: dict[str, list[Tensor]] = {}
+        for seed in range(seeds):
+            ours = bs.influence(state.model, state.data, state.data, None, damping=0.0, dim=DIM, seed=seed).scores
+            off.setdefault(f"biascope, {DIM} numbers", []).append(ours - exact)
+        for seed in range(seeds):
+            with tempfile.TemporaryDirectory() as folder:
+                rows = torch.from_numpy(load_gradients(bergson_build(state, folder, seed)).copy())
+            off.setdefault(f"bergson, {rows.shape[1]} numbers", []).append(rows @ rows.T - exact)
+        for who, found in off.items():
+            squares = (torch.stack(found) / norms / norms[:, None]).square().mean(0)
+            one = squares.diagonal().mean()
+            two = (squares.sum() - squares.trace()) / (examples * (examples - 1))
+            print(f"{name} ({len(layers)} layers), {who}: own {one**0.5:.4f}, others {two**0.5:.4f}", flush=True)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--coverage", action="store_true")
+    parser.add_argument("--errors", action="store_true")
     chosen, rest = parser.parse_known_args()
     if chosen.coverage:
         coverage()
+    elif chosen.errors:
+        errors()
     else:
         sys.argv[1:] = rest
         main(CASES, __file__)

@@ -346,7 +346,7 @@ def test_scores_of_a_vocabulary_some_rows_at_a_time(drawn: bool, monkeypatch: py
     labels = (u[..., None] > p.cumsum(-1)).sum(-1) if drawn else y
     truth = (torch.nn.functional.one_hot(labels, 11) - p) * counted[:, None]
     for entries in (1, 30, 10**6):
-        monkeypatch.setattr(vocabulary, "ENTRIES", entries)
+        monkeypatch.setattr(vocabulary, "ENTRIES", {"cpu": entries})
         found = vocabulary.scores(z, None if drawn else y, u if drawn else None, counted)
         assert relative(found, truth) < 1e-12
 

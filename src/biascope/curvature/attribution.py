@@ -26,7 +26,7 @@ from biascope.support.arguments import check_number, check_tensor
 from biascope.support.errors import InputError
 from biascope.support.estimate import Estimate
 from biascope.support.files import checksum
-from biascope.support.inputs import finite, mark
+from biascope.support.inputs import mark
 from biascope.support.limits import Count, NonNegative
 from biascope.support.memory import parse_bytes
 from biascope.support.precision import Precision, arithmetic
@@ -227,20 +227,18 @@ class _Pairs:
         itself = self.itself(right) if own else None
         if dim is None:
             scores = torch.cat([self.exact(P, right, n) for P in solved])
-            features, draws = None, None
+            features = made = None
         else:
-            draws = Draws(seed, dim)
-            made = Features(self.metric, right.found.blocks, self.space, self.damping, draws)
+            made = Features(self.metric, right.found.blocks, self.space, self.damping, Draws(seed, dim))
             psi = torch.cat([made.query(P) for P in solved]).cpu()
             features = self.features(right, made, n, store)
             step = max(1, PARTS // dim)
             scores = torch.cat([psi @ features.rows(slice(s, min(s + step, n))).T for s in range(0, n, step)], 1)
         best = scores.topk(min(top, n), 1)
         errors = torch.zeros_like(best.values)
-        if features is not None and draws is not None:
+        if features is not None and made is not None:
             for j, index in enumerate(best.indices):
-                each = psi[j] * torch.stack([features.rows(slice(int(i), int(i) + 1))[0] for i in index])
-                errors[j] = draws.errors(each)
+                errors[j] = made.draws.errors(psi[j] * features.rows(index.numpy()))
         return Influence(best.indices, best.values, errors, scores, self.damping, dim, itself)
 
     def parts(self, over: Pass, step: int | None = None) -> Iterator[tuple[slice, Labelled]]:
@@ -253,14 +251,11 @@ class _Pairs:
                 yield slice(batch.start + s, batch.start + some.stop), batch.take(some)
 
     def factors(self, over: Pass, part: Labelled) -> Factors:
-        """Of the gradients of -log p at the labels."""
+        """Of the gradients of log p at the labels, whose products are those of the gradients of -log p."""
         with arithmetic(self.precision):
             forward = Forward(self.f, over.found, over.found.blocks, part.part.inputs, part.start)
-            factors = forward.factors(-over.family.cotangents(forward.rows, part.y, part.draws, range(1)))
-        if not all(finite([forward.rows])):
-            bad = part.start + int((~torch.isfinite(forward.rows).all(1)).nonzero()[0])
-            raise InputError(f"{type(self.f.module).__name__} returned NaN or infinity for example {bad} of the data")
-        return factors
+            over.look(part.start, forward.rows)  # what a GPU finds is asked for later, with `finite`
+            return forward.factors(over.family.cotangents(forward.rows, part.y, part.draws, range(1)))
 
     def rows(self, factors: Factors, some: slice) -> Tensor:
         """Gradients [b, p] of some examples, in flat order."""
@@ -274,14 +269,13 @@ class _Pairs:
         few = max(1, PARTS // self.space.size)
         for at, part in self.parts(over):
             factors = self.factors(over, part)
+            over.finite()
             for s in range(0, at.stop - at.start, few):
                 yield self.rows(factors, slice(s, min(s + few, at.stop - at.start)))
 
     def solve(self, G: Tensor) -> Tensor:
         """(F + damping I)^-1 G for G [p, b]."""
-        if self.metric is None:
-            return G
-        out: Tensor = self.metric.solve(G, self.damping)
+        out: Tensor = G if self.metric is None else self.metric.solve(G, self.damping)
         return out
 
     def solved(self, over: Pass) -> Iterator[Tensor]:
@@ -306,6 +300,7 @@ class _Pairs:
         for at, part in self.parts(over):
             for names, factor in self.factors(over, part).items():
                 _add_products(out[:, at], factor, names, {name: P[self.space.ranges[name]] for name in names})
+        over.finite()
         return out.cpu()
 
     def features(self, over: Pass, made: Features, n: int, path: Path | None) -> FeatureStore:
@@ -328,6 +323,7 @@ class _Pairs:
             if not store.has(at.start, at.stop, data):
                 with arithmetic(self.precision):
                     rows = made.train(self.factors(over, part), at.stop - at.start)
+                over.finite()
                 store.put(at.start, rows, data)
         return store
 

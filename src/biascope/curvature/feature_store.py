@@ -14,9 +14,17 @@ import torch
 from torch import Tensor
 
 from biascope.support.errors import CorruptError, InputError
-from biascope.support.files import append_line, explain_write_errors, mend_tail, read_json, read_lines, write_json
+from biascope.support.files import (
+    append_line,
+    explain_write_errors,
+    make_array,
+    mend_tail,
+    read_json,
+    read_lines,
+    write_json,
+)
 
-FORMAT = "biascope-influence-2"
+FORMAT = "biascope-influence-3"
 
 
 class FeatureStore:
@@ -30,26 +38,22 @@ class FeatureStore:
         if path is None:
             self.array: Any = np.zeros((n, dim), kind)
             return
+        file, said = path / "features.npy", path / "influence.json"
         with explain_write_errors(path):
             path.mkdir(parents=True, exist_ok=True)
-        if (path / "influence.json").exists():
-            self.step = self._compare(read_json(path / "influence.json"), config)
-        else:
-            if any(path.iterdir()):
+            if said.exists():
+                self.step = self._compare(read_json(said), config)
+            elif any(path.iterdir()):
                 raise InputError(f"{path} is not empty and holds no features: choose another folder")
-            with explain_write_errors(path):
-                np.lib.format.open_memmap(path / "features.npy", "w+", kind, (n, dim)).flush()
-            write_json(path / "influence.json", config)
+            else:
+                make_array(file, kind, (n, dim))
+                write_json(said, config)
         try:
-            self.array = np.lib.format.open_memmap(path / "features.npy", "r+")
+            self.array = np.lib.format.open_memmap(file, "r+")
         except (OSError, ValueError) as e:
-            raise CorruptError(
-                f"{path / 'features.npy'} is damaged ({e}): delete the folder and compute it again"
-            ) from e
+            raise CorruptError(f"{file} is damaged ({e}): delete the folder and compute it again") from e
         if self.array.shape != (n, dim):
-            raise CorruptError(
-                f"{path / 'features.npy'} has shape {self.array.shape}, not {(n, dim)}: delete the folder"
-            )
+            raise CorruptError(f"{file} has shape {self.array.shape}, not {(n, dim)}: delete the folder")
         mend_tail(path / "parts.jsonl")
         for line in read_lines(path / "parts.jsonl") if (path / "parts.jsonl").exists() else []:
             if crc32(self.array[line["start"] : line["stop"]].tobytes()) == line["checksum"]:
@@ -73,18 +77,16 @@ class FeatureStore:
         return True
 
     def put(self, start: int, features: Tensor, data: int) -> None:
-        """Write a part, then its line."""
+        """Write a part, then its line; what a power cut leaves out is found by the checksum."""
         values = features.detach().cpu().numpy()
         stop = start + len(values)
         self.array[start:stop] = values
         if self.path is None:
             return
-        with explain_write_errors(self.path):
-            self.array.flush()
         line = {"start": start, "stop": stop, "checksum": crc32(values.tobytes()), "data": data}
         append_line(self.path / "parts.jsonl", line)
         self.done[start] = line
 
-    def rows(self, some: slice) -> Tensor:
+    def rows(self, some: slice | np.ndarray[Any, Any]) -> Tensor:
         """Features of some examples."""
         return torch.from_numpy(np.array(self.array[some]))

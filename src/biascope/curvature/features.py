@@ -6,14 +6,16 @@ rest, psi_q = R^T L^-1 (F + damping I)^-1 g_q, exactly: whatever L is, E phi_i .
 near (s_oi + damping)^-1/2, in the least squares of logarithms, which makes the two sides alike and the scatter small.
 
 R has independent groups of k^2 columns; those of one group are the products of k random vectors of outputs and k of
-inputs, which costs k times less than `dim` pairs of vectors. Each group gives an unbiased score of its own, so that
-their scatter is the error.
+inputs, which costs k times less than `dim` pairs of vectors. A score is then the mean of tables [k, k] of unbiased
+scores, m + r_a + s_b + e_ab with uncorrelated parts, and the scatter of rows and columns tells the error. What r and s
+add to the variance is of order k / layers, and less where gradients are sums over many positions: see `Draws.side`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod, sqrt
 
 import torch
@@ -32,7 +34,8 @@ from biascope.support.seeds import generator
 
 LARGE = 2**16  # entries above which a parameter's signs are outer products
 COLUMNS = 2**24  # random numbers at a time, where a parameter's gradient is multiplied by as many as it has entries
-GROUPS = 32  # of columns, at least: their scatter is known to an eighth
+FEW = 16  # groups that are multiplied one by one, without a copy
+LEAST = 32  # vectors of either side, at least: their scatter is known to an eighth
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,13 @@ class Draws:
 
     seed: int
     dim: int
+    layers: int = 0  # whose gradients are sums over positions
 
-    @property
+    @cached_property
     def side(self) -> int:
-        """k: of 4 and 2 the largest that leaves enough groups to tell their scatter."""
-        return next((k for k in (4, 2) if self.dim % k**2 == 0 and self.dim // k**2 >= GROUPS), 1)
+        """k: the largest power of 2, at most twice the layers, that fits and leaves vectors to tell their scatter."""
+        fits = (k for k in (32, 16, 8, 4, 2) if k <= max(4, 2 * self.layers) and self.dim % k**2 == 0)
+        return next((k for k in fits if self.dim // k >= LEAST), 1)
 
     def signs(self, rows: int, columns: int, like: Tensor, *name: object) -> Tensor:
         """[rows, columns], as bytes."""
@@ -62,23 +67,31 @@ class Draws:
         k = self.side
         if k == 1:
             return (X * Y).sum(1)
+        if self.dim <= FEW * k**2:
+            return torch.cat([(x.mT @ y).flatten(1) for x, y in zip(torch.split(X, k, 2), torch.split(Y, k, 2))], 1)
         X, Y = (Z.view(*Z.shape[:2], -1, k).transpose(1, 2) for Z in (X, Y))
         return (X.mT @ Y).flatten(1)
 
     def errors(self, products: Tensor) -> Tensor:
-        """Standard errors of scores, from their terms [b, dim]."""
-        groups = products.view(len(products), -1, self.side**2).sum(2)
-        found: Tensor = groups.std(1) * groups.shape[1] ** 0.5
-        return found
+        """Standard errors of scores, from their terms [b, dim]: variances of a two-way table, mean over the groups."""
+        k, t = self.side, products.double()
+        variance: Tensor = t.var(1)
+        if k > 1:
+            t = t.view(len(t), -1, k, k)
+            rows, columns = t.mean(3, keepdim=True), t.mean(2, keepdim=True)
+            rest = (t - rows - columns + rows.mean(2, keepdim=True)).square().sum((2, 3)).mean(1) / (k - 1) ** 2
+            r, c = ((k * side.flatten(2).var(2)).mean(1).clamp_min(rest) for side in (rows, columns))
+            variance = r + c - rest
+        return (variance * self.dim).sqrt().to(products)
 
 
 class Factored:
     """A layer whose gradients are sums of outer products."""
 
     def __init__(self, block: Block, piece: Piece | None, damping: float, draws: Draws, like: Tensor) -> None:
-        self.block = block
+        self.names = block.names
         self.L: Homogeneous = homogeneous(Unit(block.names, (block,), "ekfac", ""))
-        L, self.U_B, self.U_A = self.L, like.new_empty(self.L.groups, 0), None
+        L, self.U_B, self.U_A, self.draws = self.L, like.new_empty(self.L.groups, 0), None, draws
         self.b, self.a = like.new_ones(L.groups, L.d_out), like.new_ones(L.groups, L.columns)
         if isinstance(piece, MatrixPiece) and piece.layout == L:
             E = piece if isinstance(piece, EigenPiece) else piece.eigen
@@ -87,30 +100,21 @@ class Factored:
             self.U_A, self.a = E.U_A, logs.mean(1).exp()
             if not isinstance(E, LowRankEigenPiece):  # whose basis is not all of the space
                 self.U_B, self.b = E.U_B, (logs.mean(2) - logs.mean((1, 2))[:, None]).exp()
-        name = block.names[0]
-        R = draws.vectors(L.groups * L.d_out, like, name, "out").view(L.groups, L.d_out, -1)
-        S = draws.vectors(L.groups * L.columns, like, name, "in").view(L.groups, L.columns, -1)
-        self.R, self.S, self.draws = R, S, draws
-        self.left = turn_left(self.U_B, (R * self.b[..., None])[None, :, None], back=True)[0, :, 0]
-        rows = (S * self.a[..., None]).mT[None, :, None]
+        self.R = draws.vectors(L.groups * L.d_out, like, block.names[0], "out").view(L.groups, L.d_out, -1)
+        self.S = draws.vectors(L.groups * L.columns, like, block.names[0], "in").view(L.groups, L.columns, -1)
+        self.left = turn_left(self.U_B, (self.R * self.b[..., None])[None, :, None], back=True)[0, :, 0]
+        rows = (self.S * self.a[..., None]).mT[None, :, None]
         self.right = turn_right(self.U_A, rows, back=True)[0, :, 0].mT.contiguous()  # [g, i, dim / k]
 
-    def add(self, phi: Tensor, factors: dict[tuple[str, ...], Factor]) -> None:
-        """phi [n, dim] += R^T L g of the layer's share."""
-        x = factors[self.block.names]
+    def sides(self, factors: dict[tuple[str, ...], Factor], s: slice) -> tuple[Tensor, Tensor]:
+        """Output gradients and inputs of some examples times the vectors of their side, [b, t, dim / k] each."""
+        x = factors[self.names]
         assert isinstance(x, MatrixFactor)
-        z = x.block.sizes
-        assert z is not None
-        for s in pieces_of(x, z.groups * z.positions * (4 * self.R.shape[2] + z.d_in + z.d_out)):
-            G = cotangents(x, s)[0].mT  # [b, g, T, o]
-            if x.block.is_embedding:
-                at = x.indices(s)
-                inputs = (self.right[0, at.clamp_min(0)] * (at >= 0)[..., None])[:, None]
-            else:
-                inputs = x.operand(s).mT @ self.right[:, : z.d_in]
-                if x.has_bias:
-                    inputs = inputs + self.right[:, z.d_in :]
-            phi[s] += self.draws.products((G @ self.left).flatten(1, 2), inputs.flatten(1, 2))
+        G = _product(cotangents(x, s)[0], self.left)
+        if not x.block.is_embedding:
+            return G, _product(x.operand(s), self.right, x.has_bias)
+        at = x.indices(s)
+        return G, self.right[0, at.clamp_min(0)] * (at >= 0)[..., None]
 
     def query(self, P: Tensor) -> Tensor:
         """[q, dim] from P [p, q] = (F + damping I)^-1 g, the layer's share."""
@@ -119,10 +123,12 @@ class Factored:
         R = self.R.flatten(0, 1)[None]
         return torch.cat([self.draws.products(R, (v @ self.S).flatten(0, 1)[None]) for v in V])
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Its parameters."""
-        return self.block.names
+
+def _product(X: Tensor, W: Tensor, bias: bool = False) -> Tensor:
+    """X_t W of X [b, g, i, T] and W [g, i, c]: [b, g T, c]; with `bias`, X lacks its last row, which is ones."""
+    rows = X.mT.movedim(1, 0).flatten(1, 2)  # one product for all examples
+    found = torch.baddbmm(W[:, -1:], rows, W[:, :-1]) if bias else rows @ W
+    return found.view(len(W), len(X), -1, W.shape[2]).movedim(0, 1).flatten(1, 2)
 
 
 class Plain:
@@ -184,45 +190,49 @@ class Features:
     def __init__(
         self, metric: Metric | None, blocks: Sequence[Block], space: ParameterSpace, damping: float, draws: Draws
     ) -> None:
+        matrix = [b for b in blocks if b.kind == "matrix"]
+        sizes = [b.sizes for b in matrix if b.sizes is not None]
+        draws = replace(draws, layers=sum(z.positions > 1 for z in sizes))
         self.space, self.draws = space, draws
+        kept = 2 * draws.dim // draws.side * sum(z.groups * z.positions for z in sizes)
+        self.workspace = kept + max((z.groups * z.positions * (z.d_in + z.d_out) for z in sizes), default=0)
         like = torch.zeros(0, dtype=space.dtype, device=space.device)
         pieces = {p.names: p for p in metric.pieces} if isinstance(metric, BlockMetric) else {}
-        self.parts: list[Factored | Plain] = []
-        done: set[str] = set()
-        for b in blocks:
-            if b.kind == "matrix":
-                self.parts.append(Factored(b, pieces.get(b.names), damping, draws, like))
-                done |= set(b.names)
+        self.layers = [Factored(b, pieces.get(b.names), damping, draws, like) for b in matrix]
+        done = {name for b in matrix for name in b.names}
+        self.plain: list[Plain] = []
         rest = {name: b for b in blocks for name in b.names if name not in done}
         for names, piece in pieces.items():
             if all(name in rest for name in names):
                 mine = list({rest[name].names: rest[name] for name in names}.values())
-                self.parts.append(Plain(names, mine, _root(piece, damping), draws, space))
+                self.plain.append(Plain(names, mine, _root(piece, damping), draws, space))
                 for name in names:
                     del rest[name]
-        self.parts += [Plain((name,), [b], None, draws, space) for name, b in rest.items()]
+        self.plain += [Plain((name,), [b], None, draws, space) for name, b in rest.items()]
 
     def train(self, factors: dict[tuple[str, ...], Factor], n: int) -> Tensor:
         """[n, dim] / sqrt(dim) of some examples."""
         phi = torch.zeros(n, self.draws.dim, dtype=self.space.dtype, device=self.space.device)
-        for part in self.parts:
+        one = next((f for f in factors.values() if isinstance(f, MatrixFactor)), None)
+        for s in pieces_of(one, self.workspace) if one is not None else ():
+            X, Y = zip(*(layer.sides(factors, s) for layer in self.layers))
+            phi[s] = self.draws.products(torch.cat(X, 1), torch.cat(Y, 1))  # one product with all layers' positions
+        for part in self.plain:
             part.add(phi, factors)
         return phi / sqrt(self.draws.dim)
 
     def query(self, P: Tensor) -> Tensor:
         """[q, dim] / sqrt(dim) from P [p, q] = (F + damping I)^-1 g."""
-        psi = torch.stack([part.query(self.space.take(part.names, P)) for part in self.parts]).sum(0)
+        parts: list[Factored | Plain] = [*self.layers, *self.plain]
+        psi = torch.stack([part.query(self.space.take(part.names, P)) for part in parts]).sum(0)
         return psi / sqrt(self.draws.dim)
 
 
 def _root(piece: Piece, damping: float) -> Piece | None:
     """(piece + damping I)^-1/2, where that is cheap."""
-    if not isinstance(piece, DiagonalPiece | DensePiece | EigenPiece) or not piece.symmetric:
-        return None
-    if isinstance(piece, LowRankEigenPiece):
-        return None
     if isinstance(piece, DiagonalPiece):
         return DiagonalPiece(piece.names, (piece.d + damping).rsqrt())
-    if isinstance(piece, DensePiece) and piece.H.numel() > COLUMNS:
+    small = isinstance(piece, DensePiece) and piece.H.numel() <= COLUMNS
+    if not (small or isinstance(piece, EigenPiece)) or isinstance(piece, LowRankEigenPiece) or not piece.symmetric:
         return None
     return piece.with_eigenvalues((piece.eigenvalues().clamp_min(0) + damping).rsqrt())

@@ -26,7 +26,7 @@ from biascope.support.memory import budget
 
 CHUNK_BYTES = {"cpu": 2**28, "cuda": 2**34}  # factors of one chunk; a CPU gains nothing from more
 CACHE_BYTES = 2**24  # gradients of one chunk that a CPU likes to see again
-FEW = 256  # examples per pass below which a processor is not busy
+FEW, ROWS = 256, 1024  # examples per pass, and their positions, below which a processor is not busy
 SMALL = 2**28  # bytes for which free memory is not measured: measuring takes as long as a small layer
 NARROW = 64  # outputs per example up to which they are kept to be looked at later
 LATER = {"cpu": 1, "cuda": 32}  # chunks after which they are: a GPU that had to answer every time would stand still
@@ -197,7 +197,7 @@ class Pass:
                 parts = (batch.take(slice(s, min(s + step, b))) for s in range(0, b, step))
             for part in parts:
                 forward = Forward(self.f, self.found, blocks, part.part.inputs, part.start)
-                self._look(part.start, forward.rows)
+                self.look(part.start, forward.rows)
                 has_label = part.y != IGNORE if self._ignoring and part.y is not None else None
                 early = None if has_label is not None else forward.inputs
                 if part.idle:
@@ -242,11 +242,11 @@ class Pass:
                 self._keeping = [*self._keeping, chunk] if fits else None
             yield chunk
 
-    def _look(self, start: int, z: Tensor) -> None:
+    def look(self, start: int, z: Tensor) -> None:
         """Remember the outputs of some examples, and look at earlier ones now and then."""
         if len(self._unread) >= LATER.get(self.f.device.type, 1):
             self.finite()
-        self._unread.append((start, z if z.shape[1] <= NARROW else torch.linalg.vector_norm(z, torch.inf, 1)))
+        self._unread.append((start, z if z.shape[1] <= NARROW else z.mean(1)))
         if not self.family.tolerant:
             self.finite()
 
@@ -282,7 +282,7 @@ class Pass:
             group = max(1, min(group, (self._room - inputs) // max(1, each)))
             step = max(1, min(step, self._room // (inputs + group * each)))
         if self.f.device.type == "cpu":
-            step = min(step, max(FEW, CACHE_BYTES // (group * each)))
+            step = min(step, max(1, min(FEW, ROWS // self.family.shape.positions), CACHE_BYTES // (group * each)))
         if (seen := SIZES.get()) is not None:
             seen.append(partial(self._sizes, blocks))
         return ceil(b / ceil(b / step)), group  # parts of equal size

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -35,6 +34,7 @@ from biascope.support.files import (
     append_line,
     explain_read_errors,
     explain_write_errors,
+    make_array,
     mend_tail,
     read_tensors,
     write_json,
@@ -284,19 +284,9 @@ def _same(path: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 def _make(path: Path, config: dict[str, Any]) -> None:
     """Fill an empty folder; `kernel.json` comes last: a folder that has it is complete."""
-    dtype = np.dtype(config["dtype"])
-    need = math.prod(config["shape"]) * dtype.itemsize
+    temporary = path / "values.npy.new"
     try:
-        free = os.statvfs(path)
-        if free.f_bavail * free.f_frsize < need:
-            raise InputError(f"{path}: the kernel needs {need:,} bytes, the disk has fewer free")
-        temporary = path / "values.npy.new"
-        array = np.lib.format.open_memmap(temporary, mode="w+", dtype=dtype, shape=tuple(config["shape"]))
-        array.flush()
-        del array
-        if hasattr(os, "posix_fallocate"):  # a disk that fills up later would end the process at a write to the map
-            with temporary.open("r+b") as file, suppress(OSError):
-                os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+        make_array(temporary, np.dtype(config["dtype"]), tuple(config["shape"]))
         temporary.rename(path / "values.npy")
     except OSError as error:
         raise InputError(f"cannot write a kernel to {path}: {error}") from error

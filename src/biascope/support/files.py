@@ -5,16 +5,18 @@ import os
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from biascope.support.errors import BiascopeError, CorruptError
+from biascope.support.errors import BiascopeError, CorruptError, InputError
 
 TEMPORARY = ".tmp-"
 
@@ -64,6 +66,17 @@ def write_bytes(path: Path, data: bytes) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file atomically."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def make_array(path: Path, kind: Any, shape: tuple[int, ...]) -> None:
+    """A new .npy file of zeros to be mapped, whole: on a full disk, a write to the map would end the process."""
+    need, free = prod(shape) * np.dtype(kind).itemsize, os.statvfs(path.parent)
+    if free.f_bavail * free.f_frsize < need:
+        raise InputError(f"{path.parent}: {need:,} bytes are needed, the disk has fewer free")
+    np.lib.format.open_memmap(path, "w+", kind, shape).flush()
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file, suppress(OSError):
+            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
 
 
 @contextmanager
