@@ -28,6 +28,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 import biascope as bs
+from biascope.kernels.shared import exchanged
 from biascope.support.processes import processes
 
 GOAL = 1.7  # at two processes
@@ -64,7 +65,7 @@ def product(net: nn.Module, n: int, group: Any, device: str) -> Any:
     return H @ torch.ones(H.shape[0], VECTORS, device=device)
 
 
-def bytes_of_ekfac(net: nn.Module, n: int) -> int:
+def bytes_of_ekfac(net: nn.Module, n: int, ranks: int) -> int:
     """Factors once to their ranks and once back as eigenvectors with eigenvalues; scalings and a count once."""
     total = 0
     for layer in net.modules():
@@ -79,11 +80,16 @@ def numbers(net: nn.Module) -> int:
 
 
 # what, examples per process, does it grow with n^2, bytes that a process hands to collectives
-CASES: dict[str, tuple[Callable[..., Any], int, bool, Callable[[nn.Module, int], int]]] = {
-    "ntk": (kernel, 3000, True, lambda net, n: 4 * n * n),
-    "label_alignment": (alignment, 8000, False, lambda net, n: 8 * (PROBES + 1) * numbers(net)),  # and the labels
+CASES: dict[str, tuple[Callable[..., Any], int, bool, Callable[[nn.Module, int, int], int]]] = {
+    "ntk": (kernel, 3000, True, lambda net, n, ranks: 4 * exchanged(n, ranks)),
+    "label_alignment": (
+        alignment,
+        8000,
+        False,
+        lambda net, n, ranks: 8 * (PROBES + 1) * numbers(net),
+    ),  # and the labels
     "fisher ekfac": (ekfac, 8000, False, bytes_of_ekfac),
-    "hessian product": (product, 8000, False, lambda net, n: 4 * VECTORS * numbers(net)),
+    "hessian product": (product, 8000, False, lambda net, n, ranks: 4 * VECTORS * numbers(net)),
 }
 
 
@@ -107,7 +113,7 @@ def measure(group: Any, device: str, repeats: int, ranks: int, smoke: bool) -> l
             times.append((time.perf_counter() - wall, time.process_time() - cpu))
             sent = 0 if group is None else sum(processes(group).bytes.values())  # type: ignore[attr-defined]
         wall, cpu = (statistics.median(t) for t in zip(*times[1:], strict=True))  # the first call is a warm-up
-        expected = 0 if group is None else sizes(net, count)
+        expected = 0 if group is None else sizes(net, count, ranks)
         rows.append({"case": name, "n": count, "wall_s": wall, "cpu_s": cpu, "bytes": sent, "expected": expected})
     return rows
 

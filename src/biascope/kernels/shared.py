@@ -3,7 +3,8 @@
 What a rank collects again (the factors of examples that others collect too) costs less than sending it would: the
 factors of an example are as large as its activations, and contracting them takes longer than a forward pass. Of a
 symmetric kernel, a rank takes the square on the diagonal that belongs to its examples, and those to the right of it, as
-far as half way around the circle of ranks: every pair of examples once, and as many for every rank.
+far as half way around the circle of ranks: every pair of examples once, and as many for every rank. Then each rank
+sends what it has computed, and nothing else travels.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from biascope.kernels.empirical import LOSSY, Job, Outputs, gather_both, measure_error, place
 from biascope.kernels.kernel import Kernel
-from biascope.kernels.plan import Strategy
+from biascope.kernels.plan import Strategy, region
 from biascope.network.functional import ParamSelection, functional
 from biascope.network.stream import anatomy
 from biascope.support.inputs import batch_size, mark, refuse_samplers, take
@@ -53,8 +54,8 @@ def shared_ntk(
         n1, n2 = batch_size(one), batch_size(one if two is None else two)
         by_layer = by_layer and whole.plan.strategy != "products"  # which has no layers
         room = None if max_memory is None else parse_bytes(max_memory) - whole.plan.kernel_bytes
-        K = torch.zeros(whole.shape(n1, n2), dtype=f.dtype, device=f.device)
-        layers = {b.block.layer: torch.zeros_like(K) for b in whole.plan.blocks} if by_layer else None
+        K = torch.empty(whole.shape(n1, n2), dtype=f.dtype, device=f.device)
+        layers = {b.block.layer: torch.empty_like(K) for b in whole.plan.blocks} if by_layer else None
         for rows, columns in rectangles(team.rank, team.size, n1, None if two is None else n2):
             team.check()
             other = None if columns is None else take(one if two is None else two, columns)
@@ -64,14 +65,30 @@ def shared_ntk(
                 target = K if layers is None else layers[name]
                 beside = slice(rows.start, rows.stop) if columns is None else columns
                 place(target, part, rows, beside, whole.mode, both=two is None and columns is not None)
-        if layers is None:
-            team.sum(K)
-        else:
-            team.sum(*layers.values())
+        for target in [K] if layers is None else layers.values():
+            exchange(team, target, n1, None if two is None else n2, whole.mode)
+        if layers is not None:
             K = torch.stack(list(layers.values())).sum(0)
         wanted = precision in LOSSY if check is None else check
         error = measure_error(f, found, one, two, outputs, whole.mode, K) if wanted else None
     return Kernel(K, outputs, whole.mode, two is None, whole.plan, error, layers, model_outputs=found.outputs)
+
+
+def exchange(team: Processes, K: Tensor, n1: int, n2: int | None, mode: str) -> None:
+    """The parts of K that the ranks have computed, to all of them: `exchanged` numbers of [n1, n2], not all of it."""
+    for owner in range(team.size):
+        for rows, columns in rectangles(owner, team.size, n1, n2):
+            beside = slice(rows.start, rows.stop) if columns is None else columns
+            tile = K[region(mode, rows, beside)].contiguous()
+            team.broadcast(tile, owner)
+            if owner != team.rank:
+                place(K, tile, rows, beside, mode, both=n2 is None and columns is not None)
+
+
+def exchanged(n: int, size: int) -> int:
+    """Pairs of n examples in the parts of all ranks: squares on the diagonal, and half of what is beside them."""
+    squares = sum(((r + 1) * n // size - r * n // size) ** 2 for r in range(size))
+    return squares + (n * n - squares) // 2
 
 
 def rectangles(rank: int, size: int, n1: int, n2: int | None) -> list[Rectangle]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from biascope.curvature.kronecker import EigenPiece, KroneckerPiece
 from biascope.curvature.passes import SIZES
 from biascope.kernels.plan import Plan, make_plan
-from biascope.kernels.shared import rectangles
+from biascope.kernels.shared import exchanged, rectangles
 from biascope.network.layers.blocks import Anatomy
 from biascope.planning.pilots import Pilot, measure
 from biascope.support.errors import InputError
@@ -148,7 +148,7 @@ class KernelCosts:
             return inf
 
     def sent(self, n: int, size: int) -> float:  # noqa: D102
-        return 0.0 if size == 1 else self._kernel(n, n)
+        return 0.0 if size == 1 else self._kernel(1, exchanged(n, size))
 
     def flops(self, n: int) -> float:  # noqa: D102
         return self.work[0] + self.work[1] * n + self.work[2] * n * n
