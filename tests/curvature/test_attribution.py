@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -213,11 +214,8 @@ def test_a_folder_continues_and_is_read_again(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_full_disk_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full:
-        f_bavail, f_frsize = 0, 4096
-
-    monkeypatch.setattr("os.statvfs", lambda path: Full())
-    with pytest.raises(InputError, match="the disk has fewer free"):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=0))
+    with pytest.raises(InputError, match="the disk has 0 free"):
         bs.influence(network(), TRAIN, QUERIES, None, damping=0.0, dim=64, store=tmp_path / "f")
     assert not list((tmp_path / "f").iterdir())
 

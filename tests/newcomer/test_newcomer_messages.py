@@ -119,3 +119,14 @@ def test_results_say_what_they_hold() -> None:
     assert f"train_psnr=[{float(fit.train_psnr[0]):.4g}, {fit.psnr:.4g}]" in repr(fit)
     regions = bs.spectral.linear_regions_2d(net)
     assert f"weights=tensor [{len(regions)}, 1, 2]" in repr(regions)
+
+
+@pytest.mark.parametrize("nothing", [(), [], [()], [[]]])
+def test_nothing_at_all_is_named(nothing: Any) -> None:
+    class Two(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return a + b
+
+    for net in (nn.Linear(3, 2), Two()):
+        with pytest.raises(InputError):
+            bs.ntk(net, nothing)

@@ -1,8 +1,11 @@
 """Tensors on disk: whole or not at all."""
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -112,3 +115,24 @@ def test_folders_of_kernels_and_probes_that_cannot_be_made_are_named(tmp_path: P
     ):
         with pytest.raises(BiascopeError, match=r"cannot write .*inside: Not a directory"):
             slip()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EOPNOTSUPP])
+def test_an_array_takes_its_place_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """A disk that fills up meanwhile is an error and leaves no file; one that cannot promise the place is used."""
+    file = tmp_path / "a.npy"
+    files.make_array(file, "float32", (3, 1000))
+    assert file.stat().st_blocks * 512 >= 12000
+    file.unlink()
+
+    def refuse(handle: int, start: int, size: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("os.posix_fallocate", refuse)
+    if code == errno.ENOSPC:
+        with pytest.raises(OSError, match="No space left"):
+            files.make_array(file, "float32", (3, 1000))
+        assert not file.exists()
+    else:
+        files.make_array(file, "float32", (3, 1000))
+        assert np.load(file).shape == (3, 1000)

@@ -1,11 +1,13 @@
 """Writing to disk so that a kill, a power cut or a full disk never leaves half a file under its real name."""
 
+import errno
 import json
 import os
+import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -70,13 +72,18 @@ def write_json(path: Path, value: Any) -> None:
 
 def make_array(path: Path, kind: Any, shape: tuple[int, ...]) -> None:
     """A new .npy file of zeros to be mapped, whole: on a full disk, a write to the map would end the process."""
-    need, free = prod(shape) * np.dtype(kind).itemsize, os.statvfs(path.parent)
-    if free.f_bavail * free.f_frsize < need:
-        raise InputError(f"{path.parent}: {need:,} bytes are needed, the disk has fewer free")
+    need, free = prod(shape) * np.dtype(kind).itemsize, shutil.disk_usage(path.parent).free
+    if free < need:
+        raise InputError(f"{path.parent}: {need:,} bytes are needed, the disk has {free:,} free")
     np.lib.format.open_memmap(path, "w+", kind, shape).flush()
     if hasattr(os, "posix_fallocate"):
-        with path.open("r+b") as file, suppress(OSError):
-            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+        with path.open("r+b") as file:
+            try:
+                os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # of file systems that cannot promise it
+                    path.unlink()
+                    raise
 
 
 @contextmanager

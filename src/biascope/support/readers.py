@@ -93,7 +93,7 @@ def pair_of(item: Mapping[str, Any], arguments: Collection[str] = ()) -> tuple[A
 
 def keywords_of(item: Any, arguments: Collection[str]) -> Any:
     """Inputs that come one after another, as keywords of a network that needs several of them; else what was given."""
-    if not isinstance(arguments, Mapping) or not isinstance(item, tuple | list) or isinstance(item[0], Mapping):
+    if not (isinstance(arguments, Mapping) and isinstance(item, tuple | list) and item) or isinstance(item[0], Mapping):
         return item
     needed, known = [k for k, v in arguments.items() if v], [k for k, v in arguments.items() if v is not False]
     if len(needed) < 2:
