@@ -2,7 +2,7 @@
 
     python benchmarks/natural_gradient.py                          # reduced sizes, for a CPU
     python benchmarks/natural_gradient.py --full                   # whole data sets and networks, for a GPU
-    python benchmarks/natural_gradient.py --full --steps 100       # only the time of a step
+    python benchmarks/natural_gradient.py --full --steps 100       # only the time of a step, and the slowest
     python benchmarks/natural_gradient.py --only cnn --seeds 1,2,3 --out results/natural-gradient-cpu.json
 
 A small convolutional network and a deep sigmoid auto-encoder (Glorot's initial values) on MNIST, ResNet-18 without
@@ -250,6 +250,18 @@ def cost(task: Task, optimiser: str, steps: int, device: str) -> float:
     return 1e3 * (wait(device) - begin) / steps
 
 
+def slowest(task: Task, optimiser: str, device: str) -> float:
+    """Milliseconds of the slowest of steps 4 to 21, waited for one by one: one that refreshes, where there is any."""
+    torch.manual_seed(0)
+    net, order = task.build().to(device), torch.Generator().manual_seed(0)
+    opt, found = OPTIMISERS[optimiser](net, 1e-3), list[float]()
+    for r in [r for _ in range(1 + 21 * task.batch // len(task.x)) for r in batches(task, order, device)][:21]:
+        begin = wait(device)
+        step(task, net, opt, r)
+        found.append(1e3 * (wait(device) - begin))
+    return max(found[3:])
+
+
 def mean(values: list[float]) -> tuple[float, float]:
     """And its standard error."""
     m = sum(values) / len(values)
@@ -295,12 +307,15 @@ def main() -> None:
             ms = min(ms for _, ms in runs)
             sgd = ms if optimiser == "SGD" else sgd
             shown = "  ".join(f"{m:.3f} ± {e:.3f}" if m < 10 else f"{m:.1f} ± {e:.1f}" for m, e in epochs)
+            longest = slowest(task, optimiser, device) if args.steps else math.nan
+            shown = f"slowest {longest:.1f} ms" if args.steps else shown
             said = f"{name:12s} {task.reported:9s} {optimiser:8s} {shown}   {ms:7.2f} ms ({ms / sgd:.2f})"
             print(said, f"{len(runs)} seeds" if len(runs) < len(seeds) and epochs else "", flush=True)
             key = f"{size}, {name}, {optimiser}" + (f", lr {args.lr}" if args.lr != 1e-3 else "")
             kept[f"{key}, steps" if args.steps else key] = {
                 **{"reported": task.reported, "epochs": epochs, "ms": ms, "sgd": None if math.isnan(sgd) else sgd},
                 "seeds": len(runs),
+                **({"slowest": longest} if args.steps else {}),
             }
             if args.out:
                 args.out.parent.mkdir(parents=True, exist_ok=True)
