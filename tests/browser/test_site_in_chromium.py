@@ -52,6 +52,7 @@ def test_search_works_on_pages_opened_from_the_folder(browser: Chromium, site: P
         "document.querySelector('[data-md-component=search-query]').dispatchEvent(new Event('keyup', {bubbles: true}))"
     )
     page.wait("document.querySelectorAll('.md-search-result__item').length > 3")
+    assert "kernel" in page.js("document.querySelector('.md-search-result__item').innerText").lower()
     page.close()
 
 
