@@ -189,7 +189,7 @@ def pairs(frame: Setting, how: Search, seed: int) -> list[Setting]:
 
 def by_grid(run: Run, problem: Problem, frame: Setting, how: Search) -> tuple[list[Setting], int]:
     """Settings in the order of their losses at the end of whole trainings from the first seed, and their count."""
-    tried = pairs(frame, how, run.seed)
+    tried = list(dict.fromkeys(pairs(frame, how, run.seed)))
     losses = {each: float(row["final"]) for each, row in zip(tried, trainings(run, problem, tried))}
     order = sorted(losses, key=lambda each: losses[each])
     best = order[0]
@@ -198,11 +198,10 @@ def by_grid(run: Run, problem: Problem, frame: Setting, how: Search) -> tuple[li
 
 
 def trainings(run: Run, problem: Problem, settings: Sequence[Setting], seed: int = 0) -> list[Row]:
-    """From one seed; side by side where several processes go on with the run."""
+    """Of different settings, from one seed; side by side where several processes go on with the run."""
     name = settings[0].name
-    own = {f"{each.key} seed={seed}".removeprefix(f"{name} "): each for each in settings}
-    run.cached_each(name, progress(own, name), lambda key: train(run, problem, own[key], seed))
-    return [cached(run, problem, each, seed) for each in settings]
+    own = {f"{each.key} seed={seed}".removeprefix(f"{name} "): each for each in settings}  # as `cached` names them
+    return run.cached_each(name, progress(own, name), lambda key: train(run, problem, own[key], seed))
 
 
 def cached(run: Run, problem: Problem, setting: Setting, seed: int, alone: bool = False) -> Row:
