@@ -142,6 +142,14 @@ def test_runs_on_one_gpu_run_at_once(command: list[str], tmp_path: Path, monkeyp
     run_queue([entry("fast")], tmp_path / "runs", 1, command=command, device="cpu", say=lambda line: None)
     assert len(log.read_text().splitlines()) == 2
 
+    def interrupted(entries: object, running: object, jobs: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(queue_module, "_has_room", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_queue([entry("later")], tmp_path / "runs", 1, command=command, device="cuda", say=lambda line: None)
+    assert [line.split(" ", 1)[1] for line in log.read_text().splitlines()[2:]] == ["-d ", " quit"]
+
 
 def test_a_killed_queue_resumes(command: list[str], tmp_path: Path) -> None:
     runs = tmp_path / "runs"

@@ -313,15 +313,13 @@ def _one_gpu_for_several(device: str) -> Iterator[None]:
     with tempfile.TemporaryDirectory() as pipes:
         os.environ[key] = pipes
         logs = {**os.environ, "CUDA_MPS_LOG_DIRECTORY": pipes}
+        begun = subprocess.run([control, "-d"], env=logs, stdin=subprocess.DEVNULL, start_new_session=True, check=False)
         try:
-            begun = subprocess.run(
-                [control, "-d"], env=logs, stdin=subprocess.DEVNULL, start_new_session=True, check=False
-            )
             yield
-            if begun.returncode == 0:
-                subprocess.run([control], env=logs, input=b"quit\n", stdout=subprocess.DEVNULL, timeout=60, check=False)
         finally:
             del os.environ[key]
+            if begun.returncode == 0:
+                subprocess.run([control], env=logs, input=b"quit\n", stdout=subprocess.DEVNULL, timeout=60, check=False)
 
 
 @contextmanager
