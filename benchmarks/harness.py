@@ -109,6 +109,7 @@ def run_benchmark(
     keep: bool = False,
     call_limit: float | None = None,
     in_process: bool = False,
+    only_contenders: str = "",
 ) -> dict[str, Any]:
     """Run every case of a benchmark file; returns (and writes to `out`) what was measured, on what, and the ratios.
 
@@ -127,7 +128,7 @@ def run_benchmark(
         new = []
         with tempfile.TemporaryDirectory() as folder:  # of this case: the reference is computed once
             for contender in case.contenders:
-                if kind not in contender.devices:
+                if kind not in contender.devices or only_contenders not in contender.name:
                     continue
                 measured = _run_one(
                     case,
@@ -196,6 +197,7 @@ def main(
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=1)
     parser.add_argument("--only", default="", help="run only cases whose name contains this")
+    parser.add_argument("--only-contenders", default="", help="run only those whose name contains this")
     parser.add_argument("--keep", action="store_true", help="keep the cases in --out that are not run now")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds per contender")
     parser.add_argument("--call-limit", type=float, default=None, help="stop a rival whose first call takes longer (s)")
@@ -221,6 +223,7 @@ def main(
         given.keep,
         given.call_limit,
         given.in_process,
+        given.only_contenders,
     )
     print(markdown(report))
     return report

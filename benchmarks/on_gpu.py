@@ -40,15 +40,17 @@ class Step:
 def steps(out: Path, smoke: bool) -> list[Step]:
     """All of them."""
     device = "cpu" if smoke else "cuda"
-    quick = ["--device", device, "--in-process", "--repeats", "3", "--call-limit", "1.5"]
+    quick = ["--device", device, "--in-process", "--repeats", "3", "--call-limit", "2.5"]
     ntk = [str(HERE / "ntk.py"), *quick, *(["--only", "mlp-trace"] if smoke else [])]
     models = [str(HERE / "language_models_gpu.py"), "--out", str(out), *(["--smoke"] if smoke else [])]
     natural = [str(HERE / "natural_gradient.py"), "--steps", "20" if smoke else "150", *([] if smoke else ["--full"])]
     test = ["-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider", "-q", "-m", "gpu"]
     return [
         Step("tests-replay", [*test, "tests/kernels/test_ntk_gpu.py", "-k", "replayed or tensor_cores"], 60),
-        Step("ntk", [*ntk, "--out", str(out / "ntk.json")], 100, {"BIASCOPE_REPLAY": "0"}),
-        Step("ntk-replay", [*ntk, "--out", str(out / "ntk-replay.json")], 100, {"BIASCOPE_REPLAY": "1"}),
+        Step("ntk-replay", [*ntk, "--out", str(out / "ntk-replay.json")], 150, {"BIASCOPE_REPLAY": "1"}),
+        Step(
+            "ntk", [*ntk, "--only-contenders", "biascope", "--out", str(out / "ntk.json")], 50, {"BIASCOPE_REPLAY": "0"}
+        ),
         Step("language", [*models, "--short", "--seconds", "75"], 90),
         Step("index", [*models, "--index", "32" if smoke else "100000", "--seconds", "320"], 330),
         Step("natural", [*natural, "--seconds", "60", "--out", str(out / "natural.json")], 100),
