@@ -90,7 +90,7 @@ def test_replayed_kernels_follow_inputs_and_parameters(
 ) -> None:
     from biascope.kernels import replay
 
-    monkeypatch.setenv("BIASCOPE_REPLAY", "1")
+    monkeypatch.delenv("BIASCOPE_REPLAY", raising=False)
     net = bs.nets.build(name, seed=0, outputs=4).eval().cuda()
     for call in range(4):
         x = torch.randn(6, *bs.nets.info(name).input_shape, device="cuda")
@@ -104,6 +104,25 @@ def test_replayed_kernels_follow_inputs_and_parameters(
         assert float((K - exact).norm() / exact.norm()) < 1e-5
         states = [seen for key, seen in replay._SEEN[net].items() if key[-1] == "float32"]
         assert [seen.replay is not None for seen in states] == [call > 0]
+
+
+@pytest.mark.parametrize("name", ["lenet", "vit"])
+def test_kernels_of_a_training_are_those_without_replays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BIASCOPE_REPLAY", raising=False)
+    net = bs.nets.build(name, seed=0, outputs=4).eval().cuda()
+    opt = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+    x = torch.randn(32, *bs.nets.info(name).input_shape, device="cuda")
+    y = torch.randint(4, (32,), device="cuda")
+    for _ in range(8):
+        for _ in range(5):
+            opt.zero_grad()
+            torch.nn.functional.cross_entropy(net(x), y).backward()
+            opt.step()
+        K = bs.ntk(net, x[:16], outputs="trace").tensor
+        with monkeypatch.context() as without:
+            without.setenv("BIASCOPE_REPLAY", "0")
+            plain = bs.ntk(net, x[:16], outputs="trace").tensor
+        assert float((K - plain).norm() / plain.norm()) < 1e-5
 
 
 @pytest.mark.parametrize("shape", [(640, 640, 20_000), (64, 64, 600_000), (300, 200, 40_000)])

