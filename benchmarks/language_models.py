@@ -135,6 +135,33 @@ def kronfluence_ekfac(state: State) -> Tensor:
     return torch.stack([s.sum().cpu() / int(n) for s in scalings["lambda_matrix"].values()]).sum()
 
 
+def bergson_ekfac(state: State) -> Tensor:
+    """Trace of the corrected factors of the layers of `base_model`, which bergson writes to disk."""
+    from bergson import IndexConfig
+    from bergson.config import HessianConfig
+    from bergson.hessians.hessian_approximations import fit_factored_hessians
+    from datasets import Dataset
+    from safetensors.torch import load_file
+
+    state.model.requires_grad_(False)  # as `bergson hessian` does
+    state.model.get_input_embeddings().requires_grad_(True)  # type: ignore[operator]
+    rows = state.ids.cpu().tolist()
+    data = Dataset.from_dict({"input_ids": rows, "labels": rows, "length": [len(r) for r in rows]})
+    with tempfile.TemporaryDirectory() as folder:
+        config = IndexConfig(run_path=f"{folder}/hessian", loss_reduction="sum")
+        config.partial_run_path.mkdir(parents=True, exist_ok=True)
+        try:
+            fit_factored_hessians(
+                state.model, data, config, HessianConfig(method="kfac", ev_correction=True, use_dataset_labels=True),
+                target_modules=None, attention_cfgs={}, path=str(config.partial_run_path), do_eigendecomposition=True,
+                batches=[list(range(i, min(i + 8, len(rows)))) for i in range(0, len(rows), 8)],
+            )  # fmt: skip
+        finally:
+            state.model.requires_grad_(True)
+        found = load_file(config.partial_run_path / "eigenvalue_correction_sharded" / "shard_0.safetensors")
+        return torch.stack([s.double().sum() for s in found.values()]).sum()
+
+
 def kronfluence_task() -> Any:
     from kronfluence.task import Task
 

@@ -237,6 +237,16 @@ def kronfluence(name, cap):
         lm.kronfluence_task = keep
 
 
+def bergson_factors(name, cap):
+    """Its factors on the same modules, and on disk, where it always puts them; the empirical Fisher information."""
+    if importlib.util.find_spec("bergson") is None:
+        return
+    st = state(name)
+    with case(f"ekfac/{name}/linear/bergson", cap) as box:
+        if on(box):
+            box["trace"] = float(timed(box, "first", lambda: lm.bergson_ekfac(st)))
+
+
 def solver():
     """Eigendecompositions, alone and side by side: they are most of what EKFAC takes at this size."""
     from concurrent.futures import ThreadPoolExecutor
@@ -380,9 +390,12 @@ def short():
     bergson(n, 4 if small else 32, 8, "bergson, batches of 32")
     index(n, dim, 8, "biascope, tf32", precision="tf32")
     bergson(n, 4 if small else 32, 6, "bergson, batches of 32, tf32")
+    ekfac("llama-1B-2", "linear", inner(state("llama-1B-2")), 25, check=False, again=False)
+    kronfluence("llama-1B-2", 25)
+    bergson_factors("llama-1B-2", 30)
     st = state("llama-1B")
     spent = phases()
-    with case("ekfac/llama-1B/all, 60 GB", 30) as box:
+    with case("ekfac/llama-1B/all, 60 GB", 100) as box:
         if on(box):
             run = lambda: bs.fisher(  # noqa: E731
                 st.model, st.data, "ekfac", estimator="empirical", max_memory="60MB" if small else "60GB"
@@ -500,6 +513,7 @@ def main():
     ekfac("llama-1B", "all", None, 90, check=small, again=False, max_memory="60MB" if small else "20GB")
     ekfac("llama-1B-2", "linear", inner(state("llama-1B-2")), 25, check=False, again=False)
     kronfluence("llama-1B-2", 30)
+    bergson_factors("llama-1B-2", 30)
     influence("llama-170M-32000", 2 if small else 4, 25)
     trak(4 if small else 16, 15)
     emit("end", seconds=round(time.perf_counter() - START, 1))

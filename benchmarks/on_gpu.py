@@ -51,7 +51,7 @@ def steps(out: Path, smoke: bool) -> list[Step]:
         Step(
             "ntk", [*ntk, "--only-contenders", "biascope", "--out", str(out / "ntk.json")], 50, {"BIASCOPE_REPLAY": "0"}
         ),
-        Step("language", [*models, "--short", "--seconds", "75"], 90),
+        Step("language", [*models, "--short", "--seconds", "170"], 185),
         Step("index", [*models, "--index", "32" if smoke else "100000", "--seconds", "320"], 330),
         Step("natural", [*natural, "--seconds", "60", "--out", str(out / "natural.json")], 100),
         Step("linearize", [str(HERE / "linearize.py"), *quick, "--out", str(out / "linearize.json")], 60),
