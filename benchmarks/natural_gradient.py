@@ -175,9 +175,8 @@ class Block(nn.Module):
 
 def transformer(full: bool) -> Task:
     """The next character of the documentation."""
-    text = "".join(
-        path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "concepts").glob("*.md"))
-    ).lower()
+    folder = ROOT / "docs" if full else ROOT / "docs" / "concepts"
+    text = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.md"))).lower()
     text, length = text if full else text[:60_000], 64 if full else 32
     known = {c: i for i, c in enumerate(sorted(set(text)))}
     tokens = torch.tensor([known[c] for c in text])

@@ -26,6 +26,8 @@ from biascope.network.layers.record import EVERYTHING, Scope, Tape
 from biascope.network.layers.rules import Embedding, Linear, MatrixRule, Sizes, matrix_rows
 from biascope.support.errors import UnsupportedError
 
+ALL = slice(None)
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -333,15 +335,18 @@ def all_gradients(tape: Tape, found: Anatomy, cotangents: Tensor, last: bool = F
     return pieces
 
 
-def use_rows(tape: Tape, found: Anatomy, index: int, role: str, g: Tensor) -> Tensor:
-    """Per-example gradients [k, n, p] of the parameter in `role` from one use; g [k, ...] in the model's layout."""
+def use_rows(tape: Tape, found: Anatomy, index: int, role: str, g: Tensor, at: slice = ALL) -> Tensor:
+    """Per-example gradients [k, n, p] of the parameter in `role` from one use; g [k, ...] in the model's layout.
+
+    `at`: of these examples only.
+    """
     use, slot = tape.uses[index], found.slots[index]
     assert slot is not None
     n = tape.rows.shape[0]
-    g = slot.output.example_major_each(g, n)
+    g = slot.output.example_major_each(g, n)[:, at]
     a = None
     if use.input is not None and slot.input is not None and role == "weight":
-        a = slot.input.example_major(use.input, n)
+        a = slot.input.example_major(use.input, n)[at]
     if isinstance(use.rule, MatrixRule):
         if role == "bias":
             return use.rule.bias_rows(g.flatten(0, 1)).reshape(*g.shape[:2], -1)
@@ -352,10 +357,16 @@ def use_rows(tape: Tape, found: Anatomy, index: int, role: str, g: Tensor) -> Te
 
 
 def rows_of_tape(
-    f: Functional, found: Anatomy, tape: Tape, pieces: list[list[Tensor | None]], k: int, names: list[str]
+    f: Functional,
+    found: Anatomy,
+    tape: Tape,
+    pieces: list[list[Tensor | None]],
+    k: int,
+    names: list[str],
+    examples: slice = ALL,
 ) -> dict[str, Tensor]:
     """Per-example gradients {name: [k, n, numel]} of parameters that have rules, from `all_gradients`."""
-    n, wanted = len(tape.rows), set(names)
+    n, wanted = len(range(len(tape.rows))[examples]), set(names)
     places = [
         (i, role, name)
         for i, (use, slot) in enumerate(zip(tape.uses, found.slots))
@@ -371,21 +382,28 @@ def rows_of_tape(
         for i, role, name in places:
             g = grads[i]
             if g is not None and name in wanted:
-                out[name][at] += use_rows(tape, found, i, role, g)
+                out[name][at] += use_rows(tape, found, i, role, g, examples)
         if tape.derived:
-            add_derived(tape, found, grads, out, at)
+            add_derived(tape, found, grads, out, at, examples)
         start += size
     return out
 
 
-def add_derived(tape: Tape, found: Anatomy, grads: list[Tensor | None], out: dict[str, Tensor], at: slice) -> None:
+def add_derived(
+    tape: Tape,
+    found: Anatomy,
+    grads: list[Tensor | None],
+    out: dict[str, Tensor],
+    at: slice,
+    examples: slice = ALL,
+) -> None:
     """Add to rows {name: [k, n, p]}, at some cotangents, what reaches the parameters through derived tensors."""
     rows: dict[str, Tensor] = {}
     for i, use in enumerate(tape.uses):
         for role, name in use.roles.items():
             g = grads[i]
             if is_label(name) and g is not None and found.slots[i] is not None:
-                mine = use_rows(tape, found, i, role, g)
+                mine = use_rows(tape, found, i, role, g, examples)
                 rows[name] = rows[name] + mine if name in rows else mine
 
     def add(name: str, t: Tensor) -> None:

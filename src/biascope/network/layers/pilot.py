@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -24,7 +25,7 @@ from biascope.network.layers.record import EVERYTHING, FOLDED, Scope, Tape, Use,
 from biascope.network.layers.rules import Linear, MatrixRule, Sizes
 from biascope.support.inputs import Inputs, batch_size, take
 
-GROUP = 2**28  # numbers in the gradients that are compared at a time
+PERIOD = 1_048_573  # numbers after which a cotangent begins again: a prime, so that it meets every dimension elsewhere
 MORE = 2  # times the activations of fused attention that attention may take when it is written out
 SCOPES = 6  # times that a network is looked at; then derived tensors are left to autograd
 
@@ -91,12 +92,12 @@ def taped(f: Functional, inputs: Inputs, scope: Scope = EVERYTHING) -> Tape:
 def _anatomy(
     f: Functional, tape: Tape, slots: list[Slot | None], raw: dict[str, str], per_example: int, scope: Scope
 ) -> Anatomy:
-    gen = torch.Generator().manual_seed(0)
-    flow = tape.gradients(torch.randn(tape.rows.shape, generator=gen, device="cpu").to(tape.rows))
+    u = _cotangent(tape.rows)
+    flow = tape.gradients(u)
     unreached = frozenset(i for i, g in enumerate(flow) if g is None)
     slots = [slot and replace(slot, live=_live(use, slot, g)) for use, slot, g in zip(tape.uses, slots, flow)]
     blocks, outputs = _blocks(f, tape, slots, raw), tape.rows.shape[1]
-    batched = f.shards is None and _can_batch(tape)
+    batched = f.shards is None and _can_batch(tape, u, flow)
     return Anatomy(tuple(blocks), tuple(slots), outputs, per_example, batched, raw, tape.shape, unreached, scope)
 
 
@@ -116,7 +117,10 @@ def _written_out(f: Functional, found: Anatomy, two: Inputs, weighed: Callable[[
     before = weighed()
     tape = taped(f, two, scope)
     per_example = (weighed() - before) // 2
-    if not found.matches(tape) or per_example > MORE * found.activation_bytes or not _can_batch(tape):
+    if not found.matches(tape) or per_example > MORE * found.activation_bytes:
+        return found
+    u = _cotangent(tape.rows)
+    if not _can_batch(tape, u, tape.gradients(u)):
         return found
     return replace(found, together=(scope, per_example))
 
@@ -144,26 +148,24 @@ def _name_roots(tape: Tape, raw: dict[str, str]) -> None:
                 raw.setdefault(name, why)
 
 
-def _can_batch(tape: Tape) -> bool:
-    """Does a vmapped backward pass run without slow fallbacks, and agree with single ones?"""
-    gen = torch.Generator().manual_seed(0)
-    cot = torch.randn(2, *tape.rows.shape, generator=gen, device="cpu").to(tape.rows)
+def _can_batch(tape: Tape, u: Tensor, flow: list[Tensor | None]) -> bool:
+    """Does a vmapped backward pass run without slow fallbacks, and agree with `flow`, the gradients at cotangent u?"""
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            together = tape.batched_gradients(cot)
-        single = [tape.gradients(c) for c in cot]
+            together = tape.batched_gradients(torch.stack([u, -2 * u]))  # twice the same would hide a mix-up
     except (RuntimeError, NotImplementedError):
         return False
     # torch would loop, slowly; over attention alone a loop is no loss
     if any("batching rule" in str(w.message) and "scaled_dot_product" not in str(w.message) for w in caught):
         return False
-    for j in range(2):
-        for fast, slow in zip(together, single[j]):
-            if fast is None or slow is None:
-                if fast is not slow:
-                    return False
-            elif not torch.allclose(fast[j], slow, rtol=1e-2, atol=1e-3 * float(slow.abs().max())):
+    for fast, slow in zip(together, flow):
+        if fast is None or slow is None:
+            if fast is not slow:
+                return False
+        else:
+            bound = 1e-3 * float(slow.abs().max())
+            if not all(torch.allclose(fast[j], c * slow, rtol=1e-2, atol=bound) for j, c in enumerate((1, -2))):
                 return False
     return True
 
@@ -284,35 +286,48 @@ def _disagreements(f: Functional, found: Anatomy, two: Inputs, names: list[str],
     tape, params = taped(f, two, found.scope), leaves(f)
     if not found.matches(tape):
         return names
-    gen = torch.Generator().manual_seed(0)
-    u = torch.randn(tape.rows.shape, generator=gen, dtype=torch.float64, device="cpu").to(f.device, f.dtype)
+    u = _cotangent(tape.rows).to(f.device, f.dtype)
     pieces = all_gradients(tape, found, u[None])
+    zero = torch.zeros((), dtype=torch.float64, device=f.device)
+    error, size = dict.fromkeys(names, zero), dict.fromkeys(names, zero)  # squares, summed over both examples
+
+    def compare(name: str, exact: Tensor | None, at: slice) -> None:
+        by_rule = rows_of_tape(f, found, tape, pieces, 1, [name], at)[name][0, 0]
+        if exact is not None:
+            exact = exact if f.shards is None else f.shards.whole(f.params[name], exact)
+            size[name] = size[name] + exact.norm().double() ** 2
+            by_rule = by_rule.sub_(exact.flatten())
+        error[name] = error[name] + by_rule.norm().double() ** 2
+
     with torch.enable_grad():
         rows = f(params, two)  # unrecorded: a tape's convolutions keep no way back to their weights
-    error, size = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)  # squares, summed over both examples
-    for some in _groups({n: f.params[n].numel() for n in names}):
-        by_rule = rows_of_tape(f, found, tape, pieces, 1, some)
-        for i in range(2):
-            v = torch.zeros_like(u)
-            v[i] = u[i]
-            wanted = [params[n] for n in some]
-            grads = torch.autograd.grad(rows, wanted, v, retain_graph=True, allow_unused=True, materialize_grads=True)
-            for n, exact in zip(some, grads):
-                exact = exact if f.shards is None else f.shards.whole(f.params[n], exact)
-                size[n] += float(exact.norm()) ** 2
-                error[n] += float((by_rule[n][0, i] - exact.flatten()).norm()) ** 2
-    scale, tol = max(size.values()) ** 0.5, max(tol, 8 * tape.rounding)
-    return [n for n in names if not error[n] ** 0.5 <= tol * size[n] ** 0.5 + tol * 1e-3 * scale]
+    for i in range(2):
+        at, left = slice(i, i + 1), set(names)
+
+        def seen(p: Tensor, name: str, at: slice = at, left: set[str] = left) -> None:
+            exact, p.grad = p.grad, None  # gradients of all parameters would take the memory of the model again
+            left.remove(name)
+            compare(name, exact, at)
+
+        hooks = [
+            params[n].register_post_accumulate_grad_hook(partial(seen, name=n))  # type: ignore[no-untyped-call]
+            for n in names
+        ]
+        v = torch.zeros_like(u)
+        v[i] = u[i]
+        if rows.requires_grad:
+            torch.autograd.backward(rows, v, retain_graph=i == 0, inputs=[params[n] for n in names])
+        for hook in hooks:
+            hook.remove()
+        for name in sorted(left):  # no gradient arrived
+            compare(name, None, at)
+    errors, sizes = (torch.stack(list(part.values())).sqrt().tolist() for part in (error, size))
+    scale, tol = max(sizes), max(tol, 8 * tape.rounding)
+    return [n for n, e, s in zip(names, errors, sizes, strict=True) if not e <= tol * s + tol * 1e-3 * scale]
 
 
-def _groups(sizes: dict[str, int]) -> list[list[str]]:
-    """Names in their order, as many at a time as have `GROUP` numbers: gradients are what takes the memory here."""
-    out: list[list[str]] = [[]]
-    held = 0
-    for name, size in sizes.items():
-        if out[-1] and held + size > GROUP:
-            out.append([])
-            held = 0
-        out[-1].append(name)
-        held += size
-    return out
+def _cotangent(rows: Tensor) -> Tensor:
+    """Numbers in the shape of `rows`, the same on every device."""
+    numbers = torch.randn(PERIOD, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu")
+    numbers = numbers[: rows.numel()].to(rows)
+    return numbers.repeat(-(-rows.numel() // len(numbers)))[: rows.numel()].view(rows.shape)
