@@ -206,6 +206,8 @@ def test_the_queue_in_order_with_names_and_data(tmp_path: Path) -> None:
     assert [list(each.data) for each in entries] == [["cifar10"], [], [], []]  # the option dataset has that value
     assert [each.name for each in read_queue(tmp_path, "nad/fig4a")] == names[2:]
     assert [each.name for each in read_queue(tmp_path, "m*")] == ["mine"]
+    assert [each.name for each in read_queue(tmp_path, "m*, nad/fig4a")] == ["mine", *names[2:]]
+    assert [each.name for each in read_queue(tmp_path, "*-seed3,*")] == [names[3], *names[:3]]
 
 
 @pytest.mark.parametrize(
