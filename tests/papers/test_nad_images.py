@@ -12,7 +12,7 @@ from biascope.studies import Run, StudyResult, configure, execute
 from biascope_papers.nad.anisotropy import spread_indices
 from biascope_papers.nad.cifar import against_clean
 from biascope_papers.nad.directional import architecture
-from biascope_papers.nad.images import Setting, image_set, train_on_images
+from biascope_papers.nad.images import Setting, image_set, train_on_images, train_together
 from claim_outcome import outcome
 
 
@@ -77,6 +77,27 @@ def test_training_scores_every_test_set_and_is_stored(tmp_path: Path) -> None:
         raise AssertionError("trained again")
 
     assert train_on_images(run, "a", factory, fail, lambda: tests, setting) == found
+
+
+def test_networks_trained_together_have_their_own_data_and_tests(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", {"study": "nad/fig7", "seed": 0})
+    images, factory = image_set(run, "digits", 400), architecture("logreg", 16, 3, 10)
+    x, test, setting = images.normalised(images.x), images.normalised(images.test_x), Setting(epochs=5)
+
+    def data(i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, (images.y + i) % 10
+
+    def tests(i: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        return {"right": (test, (images.test_y + i) % 10), "other": (test, (images.test_y + 5) % 10)}
+
+    found = train_together(run, ["a", "b"], factory, data, tests, setting)
+    assert [row["right"] > 0.8 > 0.2 > row["other"] for row in found] == [True, True]
+    assert train_together(run, ["b", "a"], factory, data, tests, setting) == found[::-1]  # stored by name
+    alone = train_on_images(run, "c", factory, lambda: data(0), lambda: tests(0), setting)
+    assert found[0] != alone  # another name, another start
+    other = Run.create(tmp_path / "other", {"study": "nad/fig7", "seed": 0})
+    again = train_on_images(other, "a", factory, lambda: data(0), lambda: tests(0), setting)
+    assert again == pytest.approx(found[0], abs=0.01)  # as if trained alone, but for rounding
 
 
 def judged(tmp_path: Path, name: str, stored: dict[str, dict[str, float]], **overrides: object) -> StudyResult:

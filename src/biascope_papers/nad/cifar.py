@@ -141,14 +141,13 @@ def fig8(
         U = setting.directions(run, net)
         return nad_flip(x, U), nad_flip(test_x, U)
 
-    def train(net: str, kind: str, seed: int) -> dict[str, float]:
-        factory = d.architecture(net, setting.image_size, channels=3, outputs=10, width=setting.width)
-        return im.train_on_images(
+    def train(net: str, kind: str) -> list[dict[str, float]]:
+        return im.train_together(
             run,
-            f"{net} {kind} {seed}",
-            factory,
-            lambda: (turned(net, kind)[0], images().y),
-            lambda: {"test": (turned(net, kind)[1], images().test_y)},
+            [f"{net} {kind} {seed}" for seed in range(seeds)],
+            d.architecture(net, setting.image_size, channels=3, outputs=10, width=setting.width),
+            lambda _: (turned(net, kind)[0], images().y),
+            lambda _: {"test": (turned(net, kind)[1], images().test_y)},
             setting,
         )
 
@@ -157,7 +156,7 @@ def fig8(
     for net in nets:
         test = dict[str, list[float]]()
         for kind in ("original", "flipped"):
-            rows = [train(net, kind, seed) for seed in range(seeds)]
+            rows = train(net, kind)
             turned.cache_clear()  # gigabytes with many networks
             test[kind] = [row["test"] for row in rows]
             numbers[f"test accuracy, {net}, {kind}"] = Estimate.of(test[kind])
@@ -240,16 +239,22 @@ def underspecification(
         whole, y = with_channel(net, i, seed, "test")
         return {BOTH: (whole, y), IMAGES: (zero_channels(whole, [3]), y), CHANNEL: (zero_channels(whole, [0, 1, 2]), y)}
 
-    def train(net: str, i: int, seed: int) -> dict[str, float]:
+    def train(net: str, i: int) -> list[dict[str, float]]:
         factory = d.architecture(net, side, channels=4, outputs=2, width=setting.width)
-        data = functools.partial(with_channel, net, i, seed, "train")
-        name = f"{net} {i} {seed}"
-        return im.train_on_images(run, name, factory, data, functools.partial(tests, net, i, seed), setting)
+        names = [f"{net} {i} {seed}" for seed in range(seeds)]
+        return im.train_together(
+            run,
+            names,
+            factory,
+            lambda seed: with_channel(net, i, seed, "train"),
+            functools.partial(tests, net, i),
+            setting,
+        )
 
     numbers: dict[str, Estimate] = {}
     charts, findings, indices = list[Chart](), list[str](), a.spread_indices(count, side**2)
     for net in nets:
-        found = [[train(net, i, seed) for seed in range(seeds)] for i in progress(indices, net)]
+        found = [train(net, i) for i in progress(indices, net)]
         by = {key: np.array([[row[key] for row in rows] for rows in found]) for key in (BOTH, IMAGES, CHANNEL)}
         at, by_images, by_channel = np.array(indices, dtype=float), by[IMAGES].mean(1), by[CHANNEL].mean(1)
         kind = "control: " if net in d.ISOTROPIC else ""  # the order is claimed of convolutional networks
