@@ -19,7 +19,7 @@ from biascope_papers.mine import bottleneck, digit_ali, planar_gans, stacked_dig
 from biascope_papers.mine.ali import nearest_centre
 from biascope_papers.mine.bottleneck import METHODS, Classifier
 from biascope_papers.mine.digit_ali import C1, WEIGHTS, ms_ssim
-from biascope_papers.mine.stacks import BETAS, CRITIC_BETAS, PairCritic, SingleMine, Stack, StackedMine, descend
+from biascope_papers.mine.stacks import BETAS, PairCritic, SingleMine, Stack, StackedMine, descend
 from studies.smoke_runs import Results, smoke_runs
 
 NAMES = ("mine/fig5.3", "mine/fig5.4", "mine/fig5.6", "mine/table5.1", "mine/table5.2", "mine/table5.3")
@@ -171,7 +171,7 @@ def test_a_single_mine_is_mine() -> None:
         net.head = nn.Sequential(nn.Flatten(), nn.Linear(32, 1))
         nn.init.constant_(net.head[1].weight, 0.1)
         nn.init.zeros_(net.head[1].bias)
-    single, term = SingleMine(nets[0], 1e-2, CRITIC_BETAS), MineTerm(nets[1], lr=1e-2)
+    single, term = SingleMine(nets[0], 1e-2), MineTerm(nets[1], lr=1e-2)
     for step in range(4):
         assert float(single.fit(images, y + step * x)) == pytest.approx(term.fit(images, y + step * x), abs=1e-5)
     z = y.clone().requires_grad_()

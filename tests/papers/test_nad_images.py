@@ -12,7 +12,7 @@ from biascope.studies import Run, StudyResult, configure, execute
 from biascope_papers.nad.anisotropy import spread_indices
 from biascope_papers.nad.cifar import against_clean
 from biascope_papers.nad.directional import architecture
-from biascope_papers.nad.images import Setting, image_set, train_on_images, train_together
+from biascope_papers.nad.images import Setting, image_set, train_on_images
 from claim_outcome import outcome
 
 
@@ -68,15 +68,15 @@ def test_training_scores_every_test_set_and_is_stored(tmp_path: Path) -> None:
     x, test = images.normalised(images.x), images.normalised(images.test_x)
     tests = {"right": (test, images.test_y), "shifted": (test, (images.test_y + 1) % 10)}
     setting = Setting(epochs=5)
-    found = train_on_images(run, "a", factory, lambda: (x, images.y), lambda: tests, setting)
+    (found,) = train_on_images(run, ["a"], factory, lambda _: (x, images.y), lambda _: tests, setting)
     assert found["right"] > 0.8
     assert found["shifted"] < 0.2
     assert found["train"] > 0.9
 
-    def fail() -> tuple[torch.Tensor, torch.Tensor]:
+    def fail(_: int) -> tuple[torch.Tensor, torch.Tensor]:
         raise AssertionError("trained again")
 
-    assert train_on_images(run, "a", factory, fail, lambda: tests, setting) == found
+    assert train_on_images(run, ["a"], factory, fail, lambda _: tests, setting) == [found]
 
 
 def test_networks_trained_together_have_their_own_data_and_tests(tmp_path: Path) -> None:
@@ -90,13 +90,12 @@ def test_networks_trained_together_have_their_own_data_and_tests(tmp_path: Path)
     def tests(i: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         return {"right": (test, (images.test_y + i) % 10), "other": (test, (images.test_y + 5) % 10)}
 
-    found = train_together(run, ["a", "b"], factory, data, tests, setting)
+    found = train_on_images(run, ["a", "b"], factory, data, tests, setting)
     assert [row["right"] > 0.8 > 0.2 > row["other"] for row in found] == [True, True]
-    assert train_together(run, ["b", "a"], factory, data, tests, setting) == found[::-1]  # stored by name
-    alone = train_on_images(run, "c", factory, lambda: data(0), lambda: tests(0), setting)
-    assert found[0] != alone  # another name, another start
+    assert train_on_images(run, ["b", "a"], factory, data, tests, setting) == found[::-1]  # stored by name
+    assert train_on_images(run, ["c"], factory, data, tests, setting) != found[:1]  # another name, another start
     other = Run.create(tmp_path / "other", {"study": "nad/fig7", "seed": 0})
-    again = train_on_images(other, "a", factory, lambda: data(0), lambda: tests(0), setting)
+    (again,) = train_on_images(other, ["a"], factory, data, tests, setting)
     assert again == pytest.approx(found[0], abs=0.01)  # as if trained alone, but for rounding
 
 

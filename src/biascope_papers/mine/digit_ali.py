@@ -17,7 +17,7 @@ from biascope.studies import Estimate, Run, StudyResult, study
 from biascope.support import derive, generator
 from biascope_papers.mine import stacked_digits as digits
 from biascope_papers.mine.ali import ARMS, Arm, by_model, play
-from biascope_papers.mine.stacks import CRITIC_BETAS, LEAKY, SingleMine
+from biascope_papers.mine.stacks import LEAKY, SingleMine
 
 LATENT = 128  # of z, and of the encoder's noise
 SHOWN = 25
@@ -123,8 +123,7 @@ def train(x: Tensor, test: Tensor, arm: Arm, setting: Setting, seed: int) -> tup
     g = decoder(width, generator(seed, "decoder")).to(device)
     d = Discriminator(width, generator(seed, "discriminator")).to(device)
     cycle = Discriminator(width, generator(seed, "cycle"), channels=2).to(device)
-    critic = statistics_network(width, generator(seed, "statistics")).to(device)
-    term = SingleMine(critic, setting.lr, CRITIC_BETAS)
+    term = SingleMine(statistics_network(width, generator(seed, "statistics")).to(device), setting.lr)
     players = {"model": [*f.parameters(), *g.parameters()], "pairs": [*d.parameters()], "cycle": [*cycle.parameters()]}
     rows, draws = (generator(seed, name, device=device) for name in ("batches", "latent"))
 

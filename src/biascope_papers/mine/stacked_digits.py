@@ -23,15 +23,7 @@ from biascope import data
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
 from biascope.studies.pictures import picture
 from biascope.support import derive, generator, progress
-from biascope_papers.mine.stacks import (
-    ACTIVATIONS,
-    CRITIC_BETAS,
-    Replayed,
-    SingleMine,
-    adam,
-    descend,
-    train_by,
-)
+from biascope_papers.mine.stacks import ACTIVATIONS, Replayed, SingleMine, adam, descend, train_by
 
 Network = TypeVar("Network", bound=nn.Module)
 Sizes = tuple[int, ...]
@@ -135,8 +127,7 @@ def _train(x: Tensor, beta: float, setting: Setting, seed: int) -> Tensor:
     stacks = torch.randint(len(x), (setting.images, 3), generator=generator(seed, "stacks")).to(device)
     g = generator_network(setting.width, generator(seed, "generator")).to(device)
     d = discriminator_network(setting.width, generator(seed, "discriminator")).to(device)
-    critic = statistics_network(setting.critic_width, generator(seed, "statistics")).to(device)
-    term = SingleMine(critic, lr, CRITIC_BETAS)
+    term = SingleMine(statistics_network(setting.critic_width, generator(seed, "statistics")).to(device), lr)
     g_step, d_step = (adam(net.parameters(), lr) for net in (g, d))
     rows, draws = (generator(seed, name, device=device) for name in ("batches", "latent"))
 

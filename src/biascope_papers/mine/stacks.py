@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -17,7 +18,6 @@ from biascope.support import generator, progress
 
 EPSILON = 1e-5  # of batch normalisation
 BETAS = (0.5, 0.999)  # of Adam, as in ALI (the text gives only the rate)
-CRITIC_BETAS = (0.9, 0.999)  # of the convolutional statistics networks
 LEAKY = partial(leaky_relu, negative_slope=0.2)  # the text gives no slope
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": relu, "elu": elu, "leaky": LEAKY}
 
@@ -64,7 +64,9 @@ class StackedMine:
     critic: (x [S, n, p], y [S, n, q]) -> [S, n].
     """
 
-    def __init__(self, critic: nn.Module, lr: float, betas: tuple[float, float], rate: float = 0.01) -> None:
+    def __init__(
+        self, critic: nn.Module, lr: float, betas: tuple[float, float] = (0.9, 0.999), rate: float = 0.01
+    ) -> None:
         self.critic, self.rate = critic, rate
         self.optimizer = adam(critic.parameters(), lr, betas)
         self.log_average: Tensor | None = None
@@ -128,12 +130,12 @@ class PairCritic(nn.Module):
 def adam(parameters: Iterable[Tensor], lr: float, betas: tuple[float, float] = BETAS) -> torch.optim.Adam:
     """Adam whose steps can be captured on a GPU; its rate lies there, to be filled with another."""
     own = list(parameters)
-    there = own[0].is_cuda
-    return torch.optim.Adam(
-        own, lr=torch.tensor(lr, device=own[0].device) if there else lr, betas=betas, capturable=there
-    )
+    if not own[0].is_cuda:
+        return torch.optim.Adam(own, lr=lr, betas=betas)
+    return torch.optim.Adam(own, lr=torch.tensor(lr, device=own[0].device), betas=betas, capturable=True)
 
 
+@dataclass
 class Replayed:
     """A step of a training that is bound by launches: as it is at the first call, then a CUDA graph on a GPU.
 
@@ -141,25 +143,19 @@ class Replayed:
     after it. What a call gives is overwritten by the next.
     """
 
-    def __init__(
-        self,
-        step: Callable[..., Tensor],
-        optimizers: Sequence[Optimizer],
-        generators: Sequence[torch.Generator],
-        state: Callable[[], Iterable[Tensor]] = tuple,
-    ) -> None:
-        self.step, self.optimizers, self.generators, self.state = step, optimizers, generators, state
-        self.calls = 0
+    step: Callable[..., Tensor]
+    optimizers: Sequence[Optimizer]
+    generators: Sequence[torch.Generator]
+    state: Callable[[], Iterable[Tensor]]
+    calls: int = 0
 
     def __call__(self, *values: Tensor) -> Tensor:
         """One step."""
         if self.calls == 1:
             held = [p for each in self.optimizers for group in each.param_groups for p in group["params"]]
             moments = [v for each in self.optimizers for own in each.state.values() for v in own.values()]
-            kept = [*held, *(v for v in moments if isinstance(v, Tensor)), *self.state()]
-            self.step = capture(
-                self.step, *values, device=held[0].device, state=kept, optional=True, generators=self.generators
-            )
+            kept, where = [*held, *moments, *self.state()], held[0].device
+            self.step = capture(self.step, *values, device=where, state=kept, optional=True, generators=self.generators)
         self.calls += 1
         return self.step(*values)
 

@@ -63,22 +63,17 @@ def fig7(
     def test() -> dict[str, Labelled]:
         return {"test": (images().normalised(images().test_x), images().test_y)}
 
-    clean = im.train_on_images(run, "clean", factory, data, test, setting)["test"]
     indices = a.spread_indices(count, setting.image_size**2 - 1)
-    found = [
-        im.train_on_images(run, f"carrier {i}", factory, functools.partial(data, i), test, setting)
-        for i in progress(indices, "carriers")
-    ]
+    places, names = [None, *indices], ["clean", *(f"carrier {i}" for i in indices)]
+    plain, *found = im.train_on_images(run, names, factory, lambda k: data(places[k]), lambda _: test(), setting)
+    clean = plain["test"]
     accuracy, train = (np.array([each[key] for each in found]) for key in ("test", "train"))
     first, last, at = float(accuracy[0]), float(accuracy[-1]), np.array(indices, dtype=float)
     order = rank_correlation(at, accuracy)
     ruined, spared = against_clean(clean, first, last, info(setting.dataset).n_test)
     run.save_arrays("sweep", indices=np.array(indices), test=accuracy, train=train)
     chart = Chart(
-        "poisoning",
-        f"Clean accuracy of {net} trained with a carrier along u_i",
-        "index i of the carrier",
-        "accuracy",
+        "poisoning", f"Clean accuracy of {net} trained with a carrier along u_i", "index i of the carrier", "accuracy",
         (
             Series.of("clean test images", at + 1, accuracy),
             Series.of("poisoned training images", at + 1, train, style="points"),
@@ -86,9 +81,8 @@ def fig7(
         ),
         alt=f"Clean accuracy goes from {first:.2f} with the first carrier to {last:.2f} with the last; {clean:.2f} "
         "without one.",
-        caption=f"{setting}, eps = {eps:g}, {setting.epochs} epochs. One network per carrier.",
-        log_x=True,
-    )
+        caption=f"{setting}, eps = {eps:g}, {setting.epochs} epochs. One network per carrier.", log_x=True,
+    )  # fmt: skip
     return StudyResult(
         measured=f"{net}, {setting}: clean accuracy {first:.3f} with the first carrier, {last:.3f} with the last, "
         f"{clean:.3f} without one.",
@@ -142,14 +136,10 @@ def fig8(
         return nad_flip(x, U), nad_flip(test_x, U)
 
     def train(net: str, kind: str) -> list[dict[str, float]]:
-        return im.train_together(
-            run,
-            [f"{net} {kind} {seed}" for seed in range(seeds)],
-            d.architecture(net, setting.image_size, channels=3, outputs=10, width=setting.width),
-            lambda _: (turned(net, kind)[0], images().y),
-            lambda _: {"test": (turned(net, kind)[1], images().test_y)},
-            setting,
-        )
+        factory = d.architecture(net, setting.image_size, channels=3, outputs=10, width=setting.width)
+        names = [f"{net} {kind} {seed}" for seed in range(seeds)]
+        data, tests = (lambda _, i=i: (turned(net, kind)[i], (images().y, images().test_y)[i]) for i in (0, 1))
+        return im.train_on_images(run, names, factory, data, lambda i: {"test": tests(i)}, setting)
 
     numbers: dict[str, Estimate] = {}
     findings, means = list[str](), dict[str, list[float]]()
@@ -165,15 +155,11 @@ def fig8(
         numbers[f"test accuracy lost by the flip, {net}"] = lost = _lost(test, info(setting.dataset).n_test)
         findings.append(f"{net} loses {lost}")
     chart = Chart(
-        "flip",
-        "Test accuracy on original and flipped images",
-        "architecture",
-        "test accuracy",
+        "flip", "Test accuracy on original and flipped images", "architecture", "test accuracy",
         tuple(Series.of(kind, range(1, len(nets) + 1), values, style="points") for kind, values in means.items()),
         alt="; ".join(f"{net}: {o:.2f} original, {f:.2f} flipped" for net, o, f in zip(nets, *means.values())) + ".",
-        caption=f"{setting}, {setting.epochs} epochs, {seeds} network(s) each.",
-        x_names=tuple(nets),
-    )
+        caption=f"{setting}, {setting.epochs} epochs, {seeds} network(s) each.", x_names=tuple(nets),
+    )  # fmt: skip
     return StudyResult(
         measured=f"{setting}, {setting.epochs} epochs: {'; '.join(findings)}.", numbers=numbers, figures=(chart,)
     )
@@ -242,14 +228,8 @@ def underspecification(
     def train(net: str, i: int) -> list[dict[str, float]]:
         factory = d.architecture(net, side, channels=4, outputs=2, width=setting.width)
         names = [f"{net} {i} {seed}" for seed in range(seeds)]
-        return im.train_together(
-            run,
-            names,
-            factory,
-            lambda seed: with_channel(net, i, seed, "train"),
-            functools.partial(tests, net, i),
-            setting,
-        )
+        data = lambda seed: with_channel(net, i, seed, "train")  # noqa: E731
+        return im.train_on_images(run, names, factory, data, functools.partial(tests, net, i), setting)
 
     numbers: dict[str, Estimate] = {}
     charts, findings, indices = list[Chart](), list[str](), a.spread_indices(count, side**2)
@@ -273,17 +253,13 @@ def underspecification(
         )
         charts.append(
             Chart(
-                f"features-{net}",
-                f"Which feature {net} has learnt",
-                "index of the direction v",
-                "test accuracy",
+                f"features-{net}", f"Which feature {net} has learnt", "index of the direction v", "test accuracy",
                 tuple(curve(key, at + 1, rows.T) for key, rows in by.items()),
                 alt="; ".join(f"{key}: from {rows[0].mean():.2f} to {rows[-1].mean():.2f}" for key, rows in by.items())
                 + ".",
-                caption=f"{setting}, two classes; sigma = {sigma:g}, eps = {eps:g}; {setting.epochs} epochs.",
-                log_x=True,
+                caption=f"{setting}, two classes; sigma = {sigma:g}, eps = {eps:g}; {setting.epochs} epochs.", log_x=True,
             )
-        )
+        )  # fmt: skip
     return StudyResult(
         measured=f"{setting}, two classes: {'; '.join(findings)}.",
         numbers=numbers,

@@ -90,43 +90,25 @@ def image_set(run: Run, dataset: Literal["cifar10", "digits"], n: int) -> ImageS
 
 def train_on_images(
     run: Run,
-    name: str,
-    factory: Callable[[], nn.Module],
-    data: Callable[[], tuple[Tensor, Tensor]],
-    tests: Callable[[], Mapping[str, tuple[Tensor, Tensor]]],
-    setting: Setting,
-) -> dict[str, float]:
-    """Train one network; its accuracy on the training data ("train") and on each named test set. Stored as `name`."""
-    return train_together(run, [name], factory, lambda _: data(), lambda _: tests(), setting)[0]
-
-
-def train_together(
-    run: Run,
     names: Sequence[str],
     factory: Callable[[], nn.Module],
     data: Callable[[int], tuple[Tensor, Tensor]],
     tests: Callable[[int], Mapping[str, tuple[Tensor, Tensor]]],
     setting: Setting,
 ) -> list[dict[str, float]]:
-    """Train a network for every name, all at once, each on its own data; as `train_on_images`."""
+    """Train networks together, one for every name: the accuracy of each on its training data ("train") and on each
+    named test set, stored by its name. `data` and `tests` take its place in the list.
+    """
 
     @functools.cache
     def work() -> list[dict[str, float]]:
         initialiser, places = record(factory), range(len(names))
         small = sum(p.numel() for p in initialiser.template.parameters()) <= d.SMALL
         done = train_ensemble(
-            initialiser,
-            [data(i) for i in places],
-            epochs=setting.epochs,
-            batch_size=128,
-            lr=0.21,
-            momentum=0.9,
-            weight_decay=5e-4,
-            clip_norm=0.5,
-            seed=derive(run.seed, names[0]),
-            device=run.device,
+            initialiser, [data(i) for i in places], epochs=setting.epochs, batch_size=128, lr=0.21, momentum=0.9,
+            weight_decay=5e-4, clip_norm=0.5, seed=derive(run.seed, names[0]), device=run.device,
             precision=d.resolve_precision(setting.precision, run.device, small),
-        )
+        )  # fmt: skip
         run.log(pieces=", ".join(names), seconds=done.seconds, engine=done.engine)
         networks: Any = done.networks
         found, trained = [{"train": float(each)} for each in done.train_accuracy], networks.to(run.device)
