@@ -257,7 +257,8 @@ def underspecification(
                 tuple(curve(key, at + 1, rows.T) for key, rows in by.items()),
                 alt="; ".join(f"{key}: from {rows[0].mean():.2f} to {rows[-1].mean():.2f}" for key, rows in by.items())
                 + ".",
-                caption=f"{setting}, two classes; sigma = {sigma:g}, eps = {eps:g}; {setting.epochs} epochs.", log_x=True,
+                caption=f"{setting}, two classes; sigma = {sigma:g}, eps = {eps:g}; {setting.epochs} epochs.",
+                log_x=True,
             )
         )  # fmt: skip
     return StudyResult(
