@@ -208,7 +208,7 @@ def train(train_set: Dataset, test: Dataset, method: Method, setting: Setting, s
     x, x_test = (2 * d.x.flatten(1) - 1 for d in (train_set, test))
     device, classes, s = x.device, int(train_set.y.max()) + 1, len(seeds)
     net = Classifier(x.shape[1], classes, method, setting, seeds).to(device)
-    parameters = list(net.parameters())
+    parameters: list[Tensor] = list(net.parameters())
     averages = [p.detach().clone() for p in parameters]
     optimizer = adam(parameters, setting.lr)
     order, noise = (generator(seed, name, device=device) for name in ("order", "noise"))

@@ -138,8 +138,11 @@ def fig8(
     def train(net: str, kind: str) -> list[dict[str, float]]:
         factory = d.architecture(net, setting.image_size, channels=3, outputs=10, width=setting.width)
         names = [f"{net} {kind} {seed}" for seed in range(seeds)]
-        data, tests = (lambda _, i=i: (turned(net, kind)[i], (images().y, images().test_y)[i]) for i in (0, 1))
-        return im.train_on_images(run, names, factory, data, lambda i: {"test": tests(i)}, setting)
+
+        def part(k: int) -> Labelled:
+            return turned(net, kind)[k], (images().y, images().test_y)[k]
+
+        return im.train_on_images(run, names, factory, lambda _: part(0), lambda _: {"test": part(1)}, setting)
 
     numbers: dict[str, Estimate] = {}
     findings, means = list[str](), dict[str, list[float]]()

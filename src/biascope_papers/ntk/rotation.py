@@ -142,14 +142,12 @@ def _alignment_chart(name: str, k: int, row: dict[str, Any]) -> Chart:
     return Chart(
         f"alignment-{name}-{k}",
         f"Alignment with the initial eigenfunctions, {s.title(name)} trained on number {k + 1}",
-        "eigenfunction",
-        "alignment",
+        "eigenfunction", "alignment",
         (
             Series.of("before training", places, row["before"]),
             Series.of("after training", places, row["after"], style="points"),
             Series.of("the target, after", [k + 1], [row["after"][k]], style="points"),
         ),
         alt="Alignments fall with the index; after training they are higher, with a spike at the target.",
-        log_x=True,
-        log_y=True,
-    )
+        log_x=True, log_y=True,
+    )  # fmt: skip
