@@ -173,6 +173,10 @@ def test_a_run_waits_for_its_data(command: list[str], tmp_path: Path, monkeypatc
     lines = list[str]()
     run_queue([entry("fast", data=["digits", "mnist"])], tmp_path / "runs", 1, command=command, say=lines.append)
     assert lines == ["fast waits for data: mnist"]
+    waiting = entry("fast", data=["mnist"], extract="networks/ingredients")
+    assert waiting.absent() == ["mnist"]
+    (tmp_path / "empty" / "networks" / "ingredients").mkdir(parents=True)
+    assert waiting.absent() == []
 
 
 def test_the_queue_in_order_with_names_and_data(tmp_path: Path) -> None:

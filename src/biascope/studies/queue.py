@@ -60,6 +60,7 @@ class Entry:
     processes: int = 1  # that go on with its folder together (see `Run.cached_each`)
     claims: Sequence[str] = ()
     data: Sequence[str] = ()  # sets that it reads, beside those that its options name
+    extract: str = ""  # a folder in the cache of the sets with which it needs none of them
     name: str = ""  # of its run folder
 
     def state(self, runs: Path) -> State:
@@ -69,6 +70,8 @@ class Entry:
 
     def absent(self) -> list[str]:
         """The sets it reads that are not in the cache."""
+        if self.extract and (data.data_root() / self.extract).is_dir():
+            return []
         return [name for name in self.data if not data.info(name).cached]
 
     def arguments(self, runs: Path, device: str) -> list[str]:
