@@ -5,6 +5,7 @@ whatever a step decides on the host, or keeps in Python, shows up as a differenc
 """
 
 import gc
+import importlib
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from biascope.data import Dataset
 from biascope.ensembles import SGD, Networks, compiled, engines, evaluate, outputs, record, stacks, steppers
 from biascope.ensembles.engines import Plan
 from biascope.ensembles.evaluate import Evaluator
@@ -27,6 +29,8 @@ from biascope.ensembles.steppers import CapturedStep, Lane, train_in_turn
 from biascope.ensembles.work import Work
 from biascope_papers.gih import tracking
 from biascope_papers.lazy import training as lazy
+from biascope_papers.mine import ali, bottleneck, digit_ali, planar_gans, stacked_digits
+from biascope_papers.mine import stacks as mine
 from biascope_papers.ntk import training as function_space
 from biascope_papers.spectral import fitting as spectral
 
@@ -46,6 +50,9 @@ class Tape(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         self.calls.append((func, args, kwargs or {}, out))
         return out
+
+    def register_generator_state(self, rng: torch.Generator) -> None:
+        """Replays draw from the generators that the step drew from."""
 
     @torch.no_grad()
     def replay(self) -> None:
@@ -106,7 +113,7 @@ def taped(events: list[str], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         made.append(capture(step, *inputs, device=CUDA, **more))
         return made[-1]
 
-    for module in (engines, stacks, steppers, function_space, lazy, spectral):
+    for module in (engines, stacks, steppers, function_space, lazy, spectral, mine):
         monkeypatch.setattr(module, "capture", on_the_cpu)
     return made
 
@@ -374,6 +381,66 @@ def test_spectral_fits(taped: list[Any], monkeypatch: pytest.MonkeyPatch) -> Non
     assert (graph.losses[-1] < graph.losses[0]).all()
 
 
+POINTS = torch.randn(200, 2, generator=torch.Generator().manual_seed(3))
+IMAGES = Dataset(torch.rand(60, 1, 6, 6, generator=torch.Generator().manual_seed(4)), torch.arange(60) % 3, "stripes")
+DIGITS = 2 * torch.rand(30, 28, 28, generator=torch.Generator().manual_seed(5)) - 1
+TINY = {"steps": 6, "batch": 8, "lr": 1e-2}
+PLANAR = TINY | {"generator_width": 5, "width": 5, "samples": 20}
+
+
+def planar(beta: float) -> list[Tensor]:
+    setting = planar_gans.Setting(**PLANAR, noise=2, code=2)
+    made = planar_gans.train(POINTS, beta, setting, [3, 4], 0, planar_gans.modes)
+    return [made["samples"], made["first"], made["nats"]]
+
+
+def two_way(arm: ali.Arm) -> list[Tensor]:
+    made = ali.train(POINTS, POINTS[:9], arm, ali.Setting(**PLANAR), [3, 4], 0)
+    return [made["samples"], made["back"]]
+
+
+def squeezed(name: str) -> list[Tensor]:
+    setting = bottleneck.Setting(
+        epochs=3, batch=20, lr=1e-2, width=5, bottleneck=3, average=0.9, critic_width=5, critic_lr=1e-2, draws=2
+    )
+    made = bottleneck.train(IMAGES, IMAGES, bottleneck.METHODS[name], setting, [3, 4], 0)
+    return [made["errors"], made["nats"]]
+
+
+def stacked(beta: float) -> list[Tensor]:
+    setting = stacked_digits.Setting(**TINY, images=40, width=1, critic_width=1, samples=20)
+    return [stacked_digits._train(DIGITS, beta, setting, 0)]
+
+
+def digits_two_way(arm: ali.Arm) -> list[Tensor]:
+    return list(digit_ali.train(DIGITS[:, None], DIGITS[:4, None], arm, digit_ali.Setting(**TINY, width=1), 0))
+
+
+@pytest.mark.parametrize(
+    "train",
+    [partial(planar, beta) for beta in (0.0, 1.0)]
+    + [partial(two_way, arm) for arm in ali.ARMS]
+    + [partial(squeezed, name) for name in ("DVB + noise", "dropout", "MINE (additive)")]
+    + [partial(stacked, beta) for beta in (0.0, 1.0)]
+    + [partial(digits_two_way, arm) for arm in ("ALI + MINE", "ALICE (adv.)")],
+    ids=str,
+)
+def test_games_with_mine(train: Callable[[], list[Tensor]], taped: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def adam(parameters: Any, lr: float, betas: tuple[float, float] = mine.BETAS) -> torch.optim.Adam:
+        own = list(parameters)  # what `stacks.adam` makes on a GPU
+        return torch.optim.Adam(own, lr=torch.tensor(lr), betas=betas, capturable=True, foreach=True)
+
+    torch_adam = importlib.import_module("torch.optim.adam")  # torch.optim hides it
+    monkeypatch.setattr(torch_adam, "_get_capturable_supported_devices", lambda *_, **__: ["cpu"])
+    for module in (mine, ali, bottleneck, planar_gans, stacked_digits):
+        monkeypatch.setattr(module, "adam", adam)
+    graph = train()
+    assert len(taped) == 1
+    assert isinstance(taped[0], Captured)
+    monkeypatch.setattr(mine, "capture", lambda step, *_, **__: step)
+    assert all(torch.equal(a, b) for a, b in zip(graph, train(), strict=True))
+
+
 # ------------------------------------------------------------------------------------------------------------ on a GPU
 
 
@@ -481,3 +548,39 @@ def test_only_long_work_pays_for_a_search(monkeypatch: pytest.MonkeyPatch) -> No
         Evaluator(x, plan=Plan("graph", inputs=3, seconds=1.0))(drawn, total)
     assert asked == [False, False, True]
     assert [work_of(CUDA, False, epochs).is_long for epochs in (624, 625)] == [False, True]  # 4 networks, 4 steps each
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_replays_go_on_with_the_numbers_of_a_generator() -> None:
+    drawn = []
+    for captured in (True, False):
+        rng, x = torch.Generator("cuda").manual_seed(1), torch.ones(3, device="cuda")
+
+        def step(rng: torch.Generator = rng, x: Tensor = x) -> Tensor:
+            return x * torch.rand(3, generator=rng, device="cuda")
+
+        first = step()
+        go = capture(step, device=CUDA, generators=[rng]) if captured else step
+        assert isinstance(go, Captured) == captured
+        drawn.append(torch.stack([first, *(go().clone() for _ in range(3))]))
+    assert torch.equal(*drawn)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_games_are_played_as_if_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    def train() -> list[Tensor]:
+        setting = bottleneck.Setting(epochs=3, batch=20, lr=1e-2, width=5, bottleneck=3, critic_width=5, draws=2)
+        method = bottleneck.METHODS["MINE (additive)"]
+        made = bottleneck.train(IMAGES.to("cuda"), IMAGES.to("cuda"), method, setting, [3, 4], 0)
+        setting = planar_gans.Setting(**PLANAR, noise=2, code=2)
+        gan = planar_gans.train(POINTS.cuda(), 1.0, setting, [3, 4], 0, planar_gans.modes)
+        digits = stacked_digits.Setting(**TINY, images=40, width=1, critic_width=1, samples=20)
+        return [made["nats"], gan["samples"], gan["nats"], stacked_digits._train(DIGITS.cuda(), 1.0, digits, 0)]
+
+    made: list[Any] = []
+    monkeypatch.setattr(mine, "capture", lambda *a, **k: made.append(capture(*a, **k)) or made[-1])
+    graph = train()
+    assert [isinstance(each, Captured) for each in made] == [True] * 3
+    monkeypatch.setattr(mine, "capture", lambda step, *_, **__: step)
+    for a, b in zip(graph, train(), strict=True):
+        assert torch.allclose(a, b, rtol=1e-3, atol=1e-3)

@@ -19,7 +19,7 @@ from biascope_papers.mine import bottleneck, digit_ali, planar_gans, stacked_dig
 from biascope_papers.mine.ali import nearest_centre
 from biascope_papers.mine.bottleneck import METHODS, Classifier
 from biascope_papers.mine.digit_ali import C1, WEIGHTS, ms_ssim
-from biascope_papers.mine.stacks import BETAS, PairCritic, Stack, StackedMine, descend
+from biascope_papers.mine.stacks import BETAS, PairCritic, SingleMine, Stack, StackedMine, descend
 from studies.smoke_runs import Results, smoke_runs
 
 NAMES = ("mine/fig5.3", "mine/fig5.4", "mine/fig5.6", "mine/table5.1", "mine/table5.2", "mine/table5.3")
@@ -161,6 +161,24 @@ def test_stacked_mine_is_mine() -> None:
             assert float(values[i]) == pytest.approx(term.fit(x[i], shifted[i]), abs=1e-5)
     for i, term in enumerate(singles):
         assert float(stacked(x, y)[i].detach()) == pytest.approx(float(term(x[i], y[i]).detach()), abs=1e-5)
+
+
+def test_a_single_mine_is_mine() -> None:
+    x, y = torch.randn(2, 40, 1, generator=generator(1, "xy"))
+    nets = [stacked_digits.StatisticsNetwork((1, 2), 1, (), "elu", generator(3, "t")) for _ in range(2)]
+    images = x[:, :, None, None].expand(-1, 1, 7, 7)
+    for net in nets:  # 7 x 7 images after one convolution
+        net.head = nn.Sequential(nn.Flatten(), nn.Linear(32, 1))
+        nn.init.constant_(net.head[1].weight, 0.1)
+        nn.init.zeros_(net.head[1].bias)
+    single, term = SingleMine(nets[0], 1e-2), MineTerm(nets[1], lr=1e-2)
+    for step in range(4):
+        assert float(single.fit(images, y + step * x)) == pytest.approx(term.fit(images, y + step * x), abs=1e-5)
+    z = y.clone().requires_grad_()
+    values = single(images, z), term(images, z)
+    assert float(values[0].detach()) == pytest.approx(float(values[1].detach()), abs=1e-5)
+    slopes = [torch.autograd.grad(value, z)[0] for value in values]
+    torch.testing.assert_close(*slopes, atol=1e-6, rtol=1e-4)
 
 
 def test_information_is_clipped_member_by_member() -> None:

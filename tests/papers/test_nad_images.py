@@ -68,15 +68,35 @@ def test_training_scores_every_test_set_and_is_stored(tmp_path: Path) -> None:
     x, test = images.normalised(images.x), images.normalised(images.test_x)
     tests = {"right": (test, images.test_y), "shifted": (test, (images.test_y + 1) % 10)}
     setting = Setting(epochs=5)
-    found = train_on_images(run, "a", factory, lambda: (x, images.y), lambda: tests, setting)
+    (found,) = train_on_images(run, ["a"], factory, lambda _: (x, images.y), lambda _: tests, setting)
     assert found["right"] > 0.8
     assert found["shifted"] < 0.2
     assert found["train"] > 0.9
 
-    def fail() -> tuple[torch.Tensor, torch.Tensor]:
+    def fail(_: int) -> tuple[torch.Tensor, torch.Tensor]:
         raise AssertionError("trained again")
 
-    assert train_on_images(run, "a", factory, fail, lambda: tests, setting) == found
+    assert train_on_images(run, ["a"], factory, fail, lambda _: tests, setting) == [found]
+
+
+def test_networks_trained_together_have_their_own_data_and_tests(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", {"study": "nad/fig7", "seed": 0})
+    images, factory = image_set(run, "digits", 400), architecture("logreg", 16, 3, 10)
+    x, test, setting = images.normalised(images.x), images.normalised(images.test_x), Setting(epochs=5)
+
+    def data(i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, (images.y + i) % 10
+
+    def tests(i: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        return {"right": (test, (images.test_y + i) % 10), "other": (test, (images.test_y + 5) % 10)}
+
+    found = train_on_images(run, ["a", "b"], factory, data, tests, setting)
+    assert [row["right"] > 0.8 > 0.2 > row["other"] for row in found] == [True, True]
+    assert train_on_images(run, ["b", "a"], factory, data, tests, setting) == found[::-1]  # stored by name
+    assert train_on_images(run, ["c"], factory, data, tests, setting) != found[:1]  # another name, another start
+    other = Run.create(tmp_path / "other", {"study": "nad/fig7", "seed": 0})
+    (again,) = train_on_images(other, ["a"], factory, data, tests, setting)
+    assert again == pytest.approx(found[0], abs=0.01)  # as if trained alone, but for rounding
 
 
 def judged(tmp_path: Path, name: str, stored: dict[str, dict[str, float]], **overrides: object) -> StudyResult:

@@ -20,7 +20,7 @@ from biascope.tangent import linearize
 from biascope_papers.ntk.cifar2 import neighbours
 from biascope_papers.ntk.directions import first_network, initialiser, kernel_directions
 from biascope_papers.ntk.eigenfunctions import Benchmark, learn
-from biascope_papers.ntk.rotation import alignments, rank_of
+from biascope_papers.ntk.rotation import alignments, rank_of, squared_norm
 from biascope_papers.ntk.setting import network, two_classes
 from biascope_papers.ntk.training import Recipe, Training, evaluate, fit
 
@@ -89,6 +89,13 @@ def test_the_kernel_of_a_linearised_network_never_turns(run: Run) -> None:
     assert ntk(bench.net, bench.x, outputs=0).energy_concentration(y, 120) == pytest.approx(1.0)
     swapped = linearize(bench.net, at=f.state_dict(), centred=True)
     assert float(swapped(bench.x).detach().abs().max()) == 0.0  # check C6
+
+
+def test_the_squared_jacobian_norm_is_the_mean_of_the_kernels_diagonal(run: Run) -> None:
+    bench = Benchmark(run, "digits", "mlp", 120, 40, ridge=1e-6)
+    rows = [torch.autograd.grad(bench.net(x[None]).sum(), list(bench.net.parameters())) for x in bench.x]
+    squares = [sum(float(g.double().square().sum()) for g in row) for row in rows]
+    assert squared_norm(bench.net, bench.x, size=50) == pytest.approx(sum(squares) / 120, rel=1e-5)
 
 
 def test_an_unknown_network_is_named() -> None:

@@ -173,6 +173,10 @@ def test_a_run_waits_for_its_data(command: list[str], tmp_path: Path, monkeypatc
     lines = list[str]()
     run_queue([entry("fast", data=["digits", "mnist"])], tmp_path / "runs", 1, command=command, say=lines.append)
     assert lines == ["fast waits for data: mnist"]
+    waiting = entry("fast", data=["mnist"], extract="networks/ingredients")
+    assert waiting.absent() == ["mnist"]
+    (tmp_path / "empty" / "networks" / "ingredients").mkdir(parents=True)
+    assert waiting.absent() == []
 
 
 def test_the_queue_in_order_with_names_and_data(tmp_path: Path) -> None:
@@ -206,6 +210,8 @@ def test_the_queue_in_order_with_names_and_data(tmp_path: Path) -> None:
     assert [list(each.data) for each in entries] == [["cifar10"], [], [], []]  # the option dataset has that value
     assert [each.name for each in read_queue(tmp_path, "nad/fig4a")] == names[2:]
     assert [each.name for each in read_queue(tmp_path, "m*")] == ["mine"]
+    assert [each.name for each in read_queue(tmp_path, "m*, nad/fig4a")] == ["mine", *names[2:]]
+    assert [each.name for each in read_queue(tmp_path, "*-seed3,*")] == [names[3], *names[:3]]
 
 
 @pytest.mark.parametrize(

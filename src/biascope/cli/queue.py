@@ -11,7 +11,7 @@ from biascope.support.errors import InputError
 app = typer.Typer(help="Long runs from a queue, until a time limit: list, run, keep.", no_args_is_help=True)
 Folder = Annotated[Path, typer.Option(help="Folder of the queue's files.")]
 Runs = Annotated[Path, typer.Option(help="Folder of the run folders.")]
-Only = Annotated[str, typer.Option(help="Names of runs or studies, as a pattern: 'nad/*', '*-lenet'.")]
+Only = Annotated[str, typer.Option(help="Names of runs or studies, as patterns, first things first: 'nad/*,*-lenet'.")]
 FOLDER, RUNS = Path("reproductions/queue"), Path("runs/queue")
 
 

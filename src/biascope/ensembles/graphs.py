@@ -46,6 +46,7 @@ def capture(
     warm_up: int = 3,
     optional: bool = False,
     search: bool = True,
+    generators: Iterable[torch.Generator] = (),
 ) -> Callable[..., T]:
     """The step as a graph on CUDA; on another device the step itself.
 
@@ -61,6 +62,7 @@ def capture(
         warm_up: runs before the capture.
         optional: a step that cannot be captured is given back as it is, instead of an error.
         search: let cuDNN time its algorithms, seconds for a deep network: for what will be replayed that long.
+        generators: that the step draws from, beside torch's own; replays go on with their numbers.
 
     Example:
         >>> count = torch.zeros(1)
@@ -70,8 +72,8 @@ def capture(
     """
     if device.type != "cuda":
         return step
-    held, kept = tuple(value.clone() for value in inputs), tuple(state)
-    before = [tensor.detach().clone() for tensor in kept]
+    held, kept, drawn = tuple(value.clone() for value in inputs), tuple(state), tuple(generators)
+    before, places = [tensor.detach().clone() for tensor in kept], [rng.get_state() for rng in drawn]
     here, side = torch.cuda.current_stream(device), stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     made = step
     side.wait_stream(here)
@@ -82,6 +84,8 @@ def capture(
                 with no_waiting() if optional and left == 0 else nullcontext():
                     step(*held)
             graph = torch.cuda.CUDAGraph()
+            for rng in drawn:
+                graph.register_generator_state(rng)
             with torch.cuda.graph(graph, stream=side):  # recorded, not run
                 out = step(*held)
         made = Captured(graph, step, held, kept, out, stream)
@@ -93,6 +97,8 @@ def capture(
     with torch.no_grad():
         for tensor, value in zip(kept, before):
             tensor.copy_(value)
+    for rng, place in zip(drawn, places):
+        rng.set_state(place)
     return made
 
 

@@ -60,6 +60,7 @@ class Entry:
     processes: int = 1  # that go on with its folder together (see `Run.cached_each`)
     claims: Sequence[str] = ()
     data: Sequence[str] = ()  # sets that it reads, beside those that its options name
+    extract: str = ""  # a folder in the cache of the sets with which it needs none of them
     name: str = ""  # of its run folder
 
     def state(self, runs: Path) -> State:
@@ -69,6 +70,8 @@ class Entry:
 
     def absent(self) -> list[str]:
         """The sets it reads that are not in the cache."""
+        if self.extract and (data.data_root() / self.extract).is_dir():
+            return []
         return [name for name in self.data if not data.info(name).cached]
 
     def arguments(self, runs: Path, device: str) -> list[str]:
@@ -92,20 +95,29 @@ class _Job:
 def read_queue(
     folder: str | Path = "reproductions/queue", only: str = "*", any_claims: bool = False
 ) -> tuple[Entry, ...]:
-    """The entries of all files of a folder whose name or study is like `only`, most claims a minute first.
+    """The entries of all files of a folder whose name or study is like `only`: patterns, with commas between them.
+
+    They come in the order of the patterns, then most claims a minute first.
 
     Every entry that cannot run is named: an unknown study, option, set or key, a name that is not its own; and, without
     `any_claims`, one for claims that no catalogue has (a claim may be a pattern).
     """
     entries: list[Entry] = []
     problems: list[str] = []
+    patterns = [each.strip() for each in only.split(",")]
+
+    def place(study: str, name: str) -> int:
+        """Of the first pattern that means it; as many as there are if none does."""
+        likes = (fnmatchcase(name, each) or fnmatchcase(study, each) for each in patterns)
+        return next((i for i, like in enumerate(likes) if like), len(patterns))
+
     for file in sorted(Path(folder).glob("*.toml")):
         try:
             rows = tomllib.loads(file.read_text(encoding="utf-8")).get("run", [])
         except tomllib.TOMLDecodeError as error:
             raise CorruptError(f"{file} is not TOML: {error}") from error
         for count, row in enumerate(rows, 1):
-            if not any(fnmatchcase(name, only) for name in (str(row.get("study")), _name(row))):
+            if place(str(row.get("study")), _name(row)) == len(patterns):
                 continue
             try:
                 entries.append(_entry(row, any_claims))
@@ -117,7 +129,7 @@ def read_queue(
         raise InputError("\n  ".join([f"{folder} cannot be run as it is:", *problems]))
     if not entries:
         raise InputError(f"{folder}: no file there has a [[run]] with a study or name like {only!r}")
-    return tuple(sorted(entries, key=lambda entry: -len(entry.claims) / entry.minutes))
+    return tuple(sorted(entries, key=lambda e: (place(e.study, e.name), -len(e.claims) / e.minutes)))
 
 
 def _entry(row: Mapping[str, Any], any_claims: bool) -> Entry:

@@ -16,9 +16,9 @@ from torch.nn.functional import softplus
 from biascope.studies import Chart, Estimate, Run, StudyResult, study
 from biascope.studies.estimates import through
 from biascope.studies.pictures import picture
-from biascope.support import derive, generator, progress
+from biascope.support import derive, generator
 from biascope_papers.mine.planar_gans import RADIUS, centres, grid, modes
-from biascope_papers.mine.stacks import BETAS, PairCritic, Stack, StackedMine, descend
+from biascope_papers.mine.stacks import BETAS, PairCritic, Replayed, Stack, StackedMine, adam, descend, train_by
 
 Arm = Literal["ALI", "ALICE (l2)", "ALICE (adv.)", "ALI + MINE"]
 ARMS: tuple[Arm, ...] = ("ALI", "ALICE (l2)", "ALICE (adv.)", "ALI + MINE")
@@ -102,6 +102,7 @@ def fig5_6(run: Run, *, setting: Setting = PUBLISHED) -> StudyResult:
 def play(
     arm: Arm, setting: Any, players: Mapping[str, Sequence[Tensor]], batches: Callable[[], tuple[Tensor, Tensor]],
     encode: Network, decode: Network, pairs: Scores, cycle: Scores, mine: Any, distance: Scores,
+    generators: Sequence[torch.Generator],
 ) -> None:  # fmt: skip
     """The game of encoder z = F(x, e), decoder x = G(z) and discriminator D, which tells (x, F(x)) from (G(z), z).
 
@@ -111,14 +112,14 @@ def play(
     - MINE: the information between x and F(x), which the bound on the reconstruction error holds for, clipped.
 
     players: parameters of the "model", and of the discriminators "pairs" (x, z) and "cycle" (x, y), whose scores are
-    [..., n]; batches() gives x and z.
+    [..., n]; batches() gives x and z; generators: what is drawn from.
     """
-    steps = {name: torch.optim.Adam(own, lr=setting.lr, betas=BETAS) for name, own in players.items()}
+    steps = {name: adam(own, setting.lr) for name, own in players.items()}
 
     def down(which: str, loss: Tensor, information: Tensor | None = None) -> None:
         descend(steps[which], players[which], loss, information, setting.weight)
 
-    for _ in progress(range(setting.steps), arm, leave=False):
+    def turn() -> Tensor:
         x, z = batches()
         code, made = encode(x), decode(z)
         down("pairs", (softplus(-pairs(x, code.detach())) + softplus(pairs(made.detach(), z))).mean(-1))
@@ -136,6 +137,11 @@ def play(
                 extra = distance(x, back)
             loss = loss + setting.weight * extra
         down("model", loss, information)
+        return loss.detach()
+
+    others = [mine.optimizer] if arm == "ALI + MINE" else []
+    used = [each for name, each in steps.items() if name != "cycle" or arm == "ALICE (adv.)"]
+    train_by(Replayed(turn, [*used, *others], generators, mine.state), setting.steps, arm)
 
 
 def train(points: Tensor, test: Tensor, arm: Arm, setting: Setting, seeds: Sequence[int], seed: int
@@ -166,7 +172,10 @@ def train(points: Tensor, test: Tensor, arm: Arm, setting: Setting, seeds: Seque
         return code
 
     mine = StackedMine(t, setting.lr, BETAS)
-    play(arm, setting, players, batches, encode, g, d, cycle, mine, lambda x, y: (x - y).square().sum(2).mean(1))
+    play(
+        arm, setting, players, batches, encode, g, d, cycle, mine, lambda x, y: (x - y).square().sum(2).mean(1),
+        (rows, draws),
+    )  # fmt: skip
     with torch.no_grad():
         made = g(torch.randn(s, setting.samples, latent, generator=last, device=device))
         wide = test.expand(s, -1, -1)

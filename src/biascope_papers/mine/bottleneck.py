@@ -20,7 +20,7 @@ from biascope.studies import Chart, Estimate, Run, StudyResult, study
 from biascope.studies.estimates import through
 from biascope.support import derive, generator, progress
 from biascope_papers.mine.stacked_digits import stand_in
-from biascope_papers.mine.stacks import BETAS, PairCritic, Stack, StackedMine, descend
+from biascope_papers.mine.stacks import BETAS, PairCritic, Replayed, Stack, StackedMine, adam, descend
 
 DROPOUT, PENALTY, SMOOTHING = 0.5, 0.1, 0.1  # of the three plain regularisers, as usual
 CRITIC_NOISE = (0.3, 0.5, 0.5)  # before the layers of the statistics network (Table C.12)
@@ -208,9 +208,9 @@ def train(train_set: Dataset, test: Dataset, method: Method, setting: Setting, s
     x, x_test = (2 * d.x.flatten(1) - 1 for d in (train_set, test))
     device, classes, s = x.device, int(train_set.y.max()) + 1, len(seeds)
     net = Classifier(x.shape[1], classes, method, setting, seeds).to(device)
-    parameters = list(net.parameters())
+    parameters: list[Tensor] = list(net.parameters())
     averages = [p.detach().clone() for p in parameters]
-    optimizer = torch.optim.Adam(parameters, lr=setting.lr, betas=BETAS)
+    optimizer = adam(parameters, setting.lr)
     order, noise = (generator(seed, name, device=device) for name in ("order", "noise"))
 
     def noisy(layer: int, h: Tensor) -> Tensor:
@@ -222,27 +222,34 @@ def train(train_set: Dataset, test: Dataset, method: Method, setting: Setting, s
         critic = PairCritic(Stack(widths, "elu", seeds, "statistics"), noisy).to(device)
         mine = StackedMine(critic, setting.critic_lr, BETAS)
     nats = torch.zeros(s, device=device)
+
+    def step(index: Tensor) -> Tensor:
+        found, batch, labels = torch.zeros(s, device=device), x[index], train_set.y[index]
+        z, kl = net.code(batch, noise, True)
+        loss = net.penalised(net.head(z), labels)
+        if method.penalty == "variational":
+            loss = loss + setting.beta * kl
+        if mine is not None:
+            for _ in range(setting.critic_steps):
+                found = mine.fit(batch, z)
+            loss = loss + setting.beta * mine(batch, z)
+        descend(optimizer, parameters, loss)
+        with torch.no_grad():
+            torch._foreach_lerp_(averages, parameters, 1 - setting.average)
+        return found
+
+    players = [optimizer] if mine is None else [optimizer, mine.optimizer]
+    advance = Replayed(step, players, (noise,), lambda: [*averages, *(mine.state() if mine else [])])
     per_epoch = len(x) // setting.batch
     if not per_epoch:
         raise InputError(f"batch={setting.batch} is more than the {len(x)} training images: nothing would be trained")
     for epoch in progress(range(setting.epochs), "epochs", leave=False):
+        rate = setting.lr * DECAY ** (epoch // DECAY_EVERY)
         for group in optimizer.param_groups:
-            group["lr"] = setting.lr * DECAY ** (epoch // DECAY_EVERY)
+            group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
         rows = torch.rand(s, len(x), generator=order, device=device).argsort(1)[:, : per_epoch * setting.batch]
         for index in torch.split(rows, setting.batch, 1):
-            batch, labels = x[index], train_set.y[index]
-            z, kl = net.code(batch, noise, True)
-            loss = net.penalised(net.head(z), labels)
-            if method.penalty == "variational":
-                loss = loss + setting.beta * kl
-            if mine is not None:
-                for _ in range(setting.critic_steps):
-                    nats = mine.fit(batch, z)
-                loss = loss + setting.beta * mine(batch, z)
-            descend(optimizer, parameters, loss)
-            with torch.no_grad():
-                for average, p in zip(averages, parameters):
-                    average.lerp_(p, 1 - setting.average)
+            nats = advance(index)
     with torch.no_grad():
         for average, p in zip(averages, parameters):
             p.copy_(average)

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, conv2d
 
-from biascope.information import MineTerm
 from biascope.studies import Estimate, Run, StudyResult, study
 from biascope.support import derive, generator
 from biascope_papers.mine import stacked_digits as digits
 from biascope_papers.mine.ali import ARMS, Arm, by_model, play
-from biascope_papers.mine.stacks import LEAKY
+from biascope_papers.mine.stacks import LEAKY, SingleMine
 
 LATENT = 128  # of z, and of the encoder's noise
 SHOWN = 25
@@ -124,7 +123,7 @@ def train(x: Tensor, test: Tensor, arm: Arm, setting: Setting, seed: int) -> tup
     g = decoder(width, generator(seed, "decoder")).to(device)
     d = Discriminator(width, generator(seed, "discriminator")).to(device)
     cycle = Discriminator(width, generator(seed, "cycle"), channels=2).to(device)
-    term = MineTerm(statistics_network(width, generator(seed, "statistics")).to(device), lr=setting.lr)
+    term = SingleMine(statistics_network(width, generator(seed, "statistics")).to(device), setting.lr)
     players = {"model": [*f.parameters(), *g.parameters()], "pairs": [*d.parameters()], "cycle": [*cycle.parameters()]}
     rows, draws = (generator(seed, name, device=device) for name in ("batches", "latent"))
 
@@ -136,7 +135,7 @@ def train(x: Tensor, test: Tensor, arm: Arm, setting: Setting, seed: int) -> tup
 
     play(
         arm, setting, players, batches, lambda x: f(x, normal(len(x))), g, d,
-        lambda x, y: cycle(torch.cat([x, y], 1)), term, lambda x, y: (x - y).square().mean(),
+        lambda x, y: cycle(torch.cat([x, y], 1)), term, lambda x, y: (x - y).square().mean(), (rows, draws),
     )  # fmt: skip
     with torch.no_grad():
         back = torch.cat([g(f(part, normal(len(part)))) for part in torch.split(test, 1000)])

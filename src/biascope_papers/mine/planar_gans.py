@@ -18,7 +18,7 @@ from biascope.studies import Chart, Estimate, Run, StudyResult, study
 from biascope.studies.estimates import curve
 from biascope.studies.pictures import picture
 from biascope.support import derive, generator, progress
-from biascope_papers.mine.stacks import BETAS, PairCritic, Stack, StackedMine, descend
+from biascope_papers.mine.stacks import BETAS, PairCritic, Replayed, Stack, StackedMine, adam, descend
 
 STD = 0.05  # of the 25 Gaussians (text) and of the spiral's noise (the text says only that there is noise)
 TURNS = (0.25, 1.75)  # of the spiral, first and last
@@ -97,21 +97,28 @@ def train(points: Tensor, beta: float, setting: Setting, seeds: Sequence[int], s
     d = Stack([2, *[setting.width] * 3, 1], "leaky", seeds, "discriminator").to(device)
     t = PairCritic(Stack([2 + setting.code, *[setting.width] * 3, 1], "elu", seeds, "statistics")).to(device)
     mine = StackedMine(t, setting.lr, BETAS)
-    g_step, d_step = (torch.optim.Adam(net.parameters(), lr=setting.lr, betas=BETAS) for net in (g, d))
+    g_step, d_step = (adam(net.parameters(), setting.lr) for net in (g, d))
     rows, draws, last = (generator(seed, name, device=device) for name in ("batches", "latent", "samples"))
     final = torch.randn(s, setting.samples, latent, generator=last, device=device)
     every = max(1, setting.steps // POINTS)
-    kept, at, nats = [], [], torch.zeros(s, device=device)
-    for step in progress(range(1, setting.steps + 1), f"beta = {beta:g}", leave=False):
+    kept, at = [], []
+
+    def play() -> Tensor:
         real = points[torch.randint(len(points), (s, setting.batch), generator=rows, device=device)]
         z = torch.randn(s, setting.batch, latent, generator=draws, device=device)
         fake, code = g(z), z[..., : setting.code]
         descend(d_step, d.parameters(), (softplus(-d(real)) + softplus(d(fake.detach()))).mean((1, 2)))
-        information = None
+        nats, information = torch.zeros(s, device=device), None
         if beta:
             nats = mine.fit(fake, code)
             information = mine(fake, code)
         descend(g_step, g.parameters(), softplus(-d(fake)).mean((1, 2)), information, beta)
+        return nats
+
+    players = [g_step, d_step, *([mine.optimizer] if beta else [])]
+    advance = Replayed(play, players, (rows, draws), mine.state)
+    for step in progress(range(1, setting.steps + 1), f"beta = {beta:g}", leave=False):
+        nats = advance()
         if step % every == 0 or step == setting.steps:
             with torch.no_grad():
                 made = g(final)

@@ -20,11 +20,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate, softplus
 
 from biascope import data
-from biascope.information import MineTerm
 from biascope.studies import Chart, Estimate, Run, Series, StudyResult, study
 from biascope.studies.pictures import picture
 from biascope.support import derive, generator, progress
-from biascope_papers.mine.stacks import ACTIVATIONS, BETAS, descend
+from biascope_papers.mine.stacks import ACTIVATIONS, Replayed, SingleMine, adam, descend, train_by
 
 Network = TypeVar("Network", bound=nn.Module)
 Sizes = tuple[int, ...]
@@ -128,21 +127,26 @@ def _train(x: Tensor, beta: float, setting: Setting, seed: int) -> Tensor:
     stacks = torch.randint(len(x), (setting.images, 3), generator=generator(seed, "stacks")).to(device)
     g = generator_network(setting.width, generator(seed, "generator")).to(device)
     d = discriminator_network(setting.width, generator(seed, "discriminator")).to(device)
-    term = MineTerm(statistics_network(setting.critic_width, generator(seed, "statistics")).to(device), lr=lr)
-    g_step, d_step = (torch.optim.Adam(net.parameters(), lr=lr, betas=BETAS) for net in (g, d))
+    term = SingleMine(statistics_network(setting.critic_width, generator(seed, "statistics")).to(device), lr)
+    g_step, d_step = (adam(net.parameters(), lr) for net in (g, d))
     rows, draws = (generator(seed, name, device=device) for name in ("batches", "latent"))
 
     def latent(n: int) -> Tensor:
         return 2 * torch.rand(n, LATENT, generator=draws, device=device) - 1
 
-    for _ in progress(range(setting.steps), f"beta = {beta:g}", leave=False):
+    def play() -> Tensor:
         real = x[stacks[torch.randint(setting.images, (setting.batch,), generator=rows, device=device)]]
         z = latent(setting.batch)
         fake = g(z)
         descend(d_step, d.parameters(), (softplus(-d(real)) + softplus(d(fake.detach()))).mean())
         if beta:
             term.fit(fake, z)
-        descend(g_step, g.parameters(), softplus(-d(fake)).mean(), term(fake, z) if beta else None, beta)
+        loss = softplus(-d(fake)).mean()
+        descend(g_step, g.parameters(), loss, term(fake, z) if beta else None, beta)
+        return loss.detach()
+
+    players = [g_step, d_step, *([term.optimizer] if beta else [])]
+    train_by(Replayed(play, players, (rows, draws), term.state), setting.steps, f"beta = {beta:g}")
     with torch.no_grad():
         sizes = [min(CHUNK, setting.samples - start) for start in range(0, setting.samples, CHUNK)]
         return torch.cat([g(latent(size)) for size in sizes])

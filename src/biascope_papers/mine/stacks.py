@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -10,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import elu, leaky_relu, relu
 from torch.optim import Optimizer
 
+from biascope import InputError
+from biascope.ensembles import capture
 from biascope.information import adaptive_clip
-from biascope.support import generator
+from biascope.support import generator, progress
 
 EPSILON = 1e-5  # of batch normalisation
 BETAS = (0.5, 0.999)  # of Adam, as in ALI (the text gives only the rate)
@@ -61,9 +64,11 @@ class StackedMine:
     critic: (x [S, n, p], y [S, n, q]) -> [S, n].
     """
 
-    def __init__(self, critic: nn.Module, lr: float, betas: tuple[float, float], rate: float = 0.01) -> None:
+    def __init__(
+        self, critic: nn.Module, lr: float, betas: tuple[float, float] = (0.9, 0.999), rate: float = 0.01
+    ) -> None:
         self.critic, self.rate = critic, rate
-        self.optimizer = torch.optim.Adam(critic.parameters(), lr=lr, betas=betas)
+        self.optimizer = adam(critic.parameters(), lr, betas)
         self.log_average: Tensor | None = None
 
     def scores(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,19 +82,36 @@ class StackedMine:
         log_mean = marginal.logsumexp(1) - math.log(marginal.shape[1])
         now = log_mean.detach()
         if self.log_average is None:
-            self.log_average = now
-        else:
+            self.log_average = now.clone()
+        else:  # in place, as a captured step wants it
             kept = self.log_average + math.log1p(-self.rate)
-            self.log_average = torch.logaddexp(kept, now + math.log(self.rate))
+            self.log_average.copy_(torch.logaddexp(kept, now + math.log(self.rate)))
         self.optimizer.zero_grad(set_to_none=True)
         (-(joint.mean(1) - (log_mean - self.log_average).exp()).sum()).backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return joint.detach().mean(1) - now
 
+    def state(self) -> list[Tensor]:
+        """What `fit` changes, beside the critic and its optimiser."""
+        return [] if self.log_average is None else [self.log_average]
+
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """Donsker-Varadhan [S], differentiable in x and y."""
         joint, marginal = self.scores(x, y)
         return joint.mean(1) - marginal.logsumexp(1) + math.log(marginal.shape[1])
+
+
+class SingleMine(StackedMine):
+    """The same for one critic T(x [n, ...], y [n, ...]) -> [n]: what `MineTerm` does, in steps that can be captured."""
+
+    def scores(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores of the pairs and of independent draws, [1, n] each."""
+        both: Tensor = self.critic(torch.cat([x, x]), torch.cat([y, y.roll(1, 0)]))
+        return both[None, : len(x)], both[None, len(x) :]
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """Donsker-Varadhan [], differentiable in x and y."""
+        return super().__call__(x, y)[0]
 
 
 class PairCritic(nn.Module):
@@ -103,6 +125,48 @@ class PairCritic(nn.Module):
         """Scores [S, n] of x [S, n, p] with y [S, n, q]."""
         scores: Tensor = self.stack(torch.cat([x, y], 2), self.before)
         return scores[..., 0]
+
+
+def adam(parameters: Iterable[Tensor], lr: float, betas: tuple[float, float] = BETAS) -> torch.optim.Adam:
+    """Adam whose steps can be captured on a GPU; its rate lies there, to be filled with another."""
+    own = list(parameters)
+    if not own[0].is_cuda:
+        return torch.optim.Adam(own, lr=lr, betas=betas)
+    return torch.optim.Adam(own, lr=torch.tensor(lr, device=own[0].device), betas=betas, capturable=True)
+
+
+@dataclass
+class Replayed:
+    """A step of a training that is bound by launches: as it is at the first call, then a CUDA graph on a GPU.
+
+    The first call makes the momenta of the optimisers. `state`: what else the step changes and reads again, asked for
+    after it. What a call gives is overwritten by the next.
+    """
+
+    step: Callable[..., Tensor]
+    optimizers: Sequence[Optimizer]
+    generators: Sequence[torch.Generator]
+    state: Callable[[], Iterable[Tensor]]
+    calls: int = 0
+
+    def __call__(self, *values: Tensor) -> Tensor:
+        """One step."""
+        if self.calls == 1:
+            held = [p for each in self.optimizers for group in each.param_groups for p in group["params"]]
+            moments = [v for each in self.optimizers for own in each.state.values() for v in own.values()]
+            kept, where = [*held, *moments, *self.state()], held[0].device
+            self.step = capture(self.step, *values, device=where, state=kept, optional=True, generators=self.generators)
+        self.calls += 1
+        return self.step(*values)
+
+
+def train_by(step: Callable[[], Tensor], count: int, name: str) -> None:
+    """So many steps, which give a loss."""
+    loss = torch.zeros(())
+    for _ in progress(range(count), name, leave=False):
+        loss = step()
+    if not bool(loss.isfinite().all()):
+        raise InputError(f"{name}: the loss is not finite at the end; choose a smaller lr")
 
 
 def descend(

@@ -63,22 +63,17 @@ def fig7(
     def test() -> dict[str, Labelled]:
         return {"test": (images().normalised(images().test_x), images().test_y)}
 
-    clean = im.train_on_images(run, "clean", factory, data, test, setting)["test"]
     indices = a.spread_indices(count, setting.image_size**2 - 1)
-    found = [
-        im.train_on_images(run, f"carrier {i}", factory, functools.partial(data, i), test, setting)
-        for i in progress(indices, "carriers")
-    ]
+    places, names = [None, *indices], ["clean", *(f"carrier {i}" for i in indices)]
+    plain, *found = im.train_on_images(run, names, factory, lambda k: data(places[k]), lambda _: test(), setting)
+    clean = plain["test"]
     accuracy, train = (np.array([each[key] for each in found]) for key in ("test", "train"))
     first, last, at = float(accuracy[0]), float(accuracy[-1]), np.array(indices, dtype=float)
     order = rank_correlation(at, accuracy)
     ruined, spared = against_clean(clean, first, last, info(setting.dataset).n_test)
     run.save_arrays("sweep", indices=np.array(indices), test=accuracy, train=train)
     chart = Chart(
-        "poisoning",
-        f"Clean accuracy of {net} trained with a carrier along u_i",
-        "index i of the carrier",
-        "accuracy",
+        "poisoning", f"Clean accuracy of {net} trained with a carrier along u_i", "index i of the carrier", "accuracy",
         (
             Series.of("clean test images", at + 1, accuracy),
             Series.of("poisoned training images", at + 1, train, style="points"),
@@ -86,9 +81,8 @@ def fig7(
         ),
         alt=f"Clean accuracy goes from {first:.2f} with the first carrier to {last:.2f} with the last; {clean:.2f} "
         "without one.",
-        caption=f"{setting}, eps = {eps:g}, {setting.epochs} epochs. One network per carrier.",
-        log_x=True,
-    )
+        caption=f"{setting}, eps = {eps:g}, {setting.epochs} epochs. One network per carrier.", log_x=True,
+    )  # fmt: skip
     return StudyResult(
         measured=f"{net}, {setting}: clean accuracy {first:.3f} with the first carrier, {last:.3f} with the last, "
         f"{clean:.3f} without one.",
@@ -141,23 +135,21 @@ def fig8(
         U = setting.directions(run, net)
         return nad_flip(x, U), nad_flip(test_x, U)
 
-    def train(net: str, kind: str, seed: int) -> dict[str, float]:
+    def train(net: str, kind: str) -> list[dict[str, float]]:
         factory = d.architecture(net, setting.image_size, channels=3, outputs=10, width=setting.width)
-        return im.train_on_images(
-            run,
-            f"{net} {kind} {seed}",
-            factory,
-            lambda: (turned(net, kind)[0], images().y),
-            lambda: {"test": (turned(net, kind)[1], images().test_y)},
-            setting,
-        )
+        names = [f"{net} {kind} {seed}" for seed in range(seeds)]
+
+        def part(k: int) -> Labelled:
+            return turned(net, kind)[k], (images().y, images().test_y)[k]
+
+        return im.train_on_images(run, names, factory, lambda _: part(0), lambda _: {"test": part(1)}, setting)
 
     numbers: dict[str, Estimate] = {}
     findings, means = list[str](), dict[str, list[float]]()
     for net in nets:
         test = dict[str, list[float]]()
         for kind in ("original", "flipped"):
-            rows = [train(net, kind, seed) for seed in range(seeds)]
+            rows = train(net, kind)
             turned.cache_clear()  # gigabytes with many networks
             test[kind] = [row["test"] for row in rows]
             numbers[f"test accuracy, {net}, {kind}"] = Estimate.of(test[kind])
@@ -166,15 +158,11 @@ def fig8(
         numbers[f"test accuracy lost by the flip, {net}"] = lost = _lost(test, info(setting.dataset).n_test)
         findings.append(f"{net} loses {lost}")
     chart = Chart(
-        "flip",
-        "Test accuracy on original and flipped images",
-        "architecture",
-        "test accuracy",
+        "flip", "Test accuracy on original and flipped images", "architecture", "test accuracy",
         tuple(Series.of(kind, range(1, len(nets) + 1), values, style="points") for kind, values in means.items()),
         alt="; ".join(f"{net}: {o:.2f} original, {f:.2f} flipped" for net, o, f in zip(nets, *means.values())) + ".",
-        caption=f"{setting}, {setting.epochs} epochs, {seeds} network(s) each.",
-        x_names=tuple(nets),
-    )
+        caption=f"{setting}, {setting.epochs} epochs, {seeds} network(s) each.", x_names=tuple(nets),
+    )  # fmt: skip
     return StudyResult(
         measured=f"{setting}, {setting.epochs} epochs: {'; '.join(findings)}.", numbers=numbers, figures=(chart,)
     )
@@ -240,16 +228,16 @@ def underspecification(
         whole, y = with_channel(net, i, seed, "test")
         return {BOTH: (whole, y), IMAGES: (zero_channels(whole, [3]), y), CHANNEL: (zero_channels(whole, [0, 1, 2]), y)}
 
-    def train(net: str, i: int, seed: int) -> dict[str, float]:
+    def train(net: str, i: int) -> list[dict[str, float]]:
         factory = d.architecture(net, side, channels=4, outputs=2, width=setting.width)
-        data = functools.partial(with_channel, net, i, seed, "train")
-        name = f"{net} {i} {seed}"
-        return im.train_on_images(run, name, factory, data, functools.partial(tests, net, i, seed), setting)
+        names = [f"{net} {i} {seed}" for seed in range(seeds)]
+        data = lambda seed: with_channel(net, i, seed, "train")  # noqa: E731
+        return im.train_on_images(run, names, factory, data, functools.partial(tests, net, i), setting)
 
     numbers: dict[str, Estimate] = {}
     charts, findings, indices = list[Chart](), list[str](), a.spread_indices(count, side**2)
     for net in nets:
-        found = [[train(net, i, seed) for seed in range(seeds)] for i in progress(indices, net)]
+        found = [train(net, i) for i in progress(indices, net)]
         by = {key: np.array([[row[key] for row in rows] for rows in found]) for key in (BOTH, IMAGES, CHANNEL)}
         at, by_images, by_channel = np.array(indices, dtype=float), by[IMAGES].mean(1), by[CHANNEL].mean(1)
         kind = "control: " if net in d.ISOTROPIC else ""  # the order is claimed of convolutional networks
@@ -268,17 +256,14 @@ def underspecification(
         )
         charts.append(
             Chart(
-                f"features-{net}",
-                f"Which feature {net} has learnt",
-                "index of the direction v",
-                "test accuracy",
+                f"features-{net}", f"Which feature {net} has learnt", "index of the direction v", "test accuracy",
                 tuple(curve(key, at + 1, rows.T) for key, rows in by.items()),
                 alt="; ".join(f"{key}: from {rows[0].mean():.2f} to {rows[-1].mean():.2f}" for key, rows in by.items())
                 + ".",
                 caption=f"{setting}, two classes; sigma = {sigma:g}, eps = {eps:g}; {setting.epochs} epochs.",
                 log_x=True,
             )
-        )
+        )  # fmt: skip
     return StudyResult(
         measured=f"{setting}, two classes: {'; '.join(findings)}.",
         numbers=numbers,

@@ -4,7 +4,8 @@
 clipped to norm 0.5 (both from the public code), no augmentation. The stand-in are 8 x 8 digits, every pixel doubled.
 """
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -89,34 +90,31 @@ def image_set(run: Run, dataset: Literal["cifar10", "digits"], n: int) -> ImageS
 
 def train_on_images(
     run: Run,
-    name: str,
+    names: Sequence[str],
     factory: Callable[[], nn.Module],
-    data: Callable[[], tuple[Tensor, Tensor]],
-    tests: Callable[[], Mapping[str, tuple[Tensor, Tensor]]],
+    data: Callable[[int], tuple[Tensor, Tensor]],
+    tests: Callable[[int], Mapping[str, tuple[Tensor, Tensor]]],
     setting: Setting,
-) -> dict[str, float]:
-    """Train one network; its accuracy on the training data ("train") and on each named test set. Stored as `name`."""
+) -> list[dict[str, float]]:
+    """Train networks together, one for every name: the accuracy of each on its training data ("train") and on each
+    named test set, stored by its name. `data` and `tests` take its place in the list.
+    """
 
-    def work() -> dict[str, Any]:
-        initialiser = record(factory)
+    @functools.cache
+    def work() -> list[dict[str, float]]:
+        initialiser, places = record(factory), range(len(names))
         small = sum(p.numel() for p in initialiser.template.parameters()) <= d.SMALL
         done = train_ensemble(
-            initialiser,
-            [data()],
-            epochs=setting.epochs,
-            batch_size=128,
-            lr=0.21,
-            momentum=0.9,
-            weight_decay=5e-4,
-            clip_norm=0.5,
-            seed=derive(run.seed, name),
-            device=run.device,
+            initialiser, [data(i) for i in places], epochs=setting.epochs, batch_size=128, lr=0.21, momentum=0.9,
+            weight_decay=5e-4, clip_norm=0.5, seed=derive(run.seed, names[0]), device=run.device,
             precision=d.resolve_precision(setting.precision, run.device, small),
-        )
-        run.log(piece=name, seconds=done.seconds, engine=done.engine)
+        )  # fmt: skip
+        run.log(pieces=", ".join(names), seconds=done.seconds, engine=done.engine)
         networks: Any = done.networks
-        found, trained = {"train": float(done.train_accuracy)}, networks.to(run.device)
-        return found | {key: float(accuracy(trained, x[None], y[None])) for key, (x, y) in tests().items()}
+        found, trained = [{"train": float(each)} for each in done.train_accuracy], networks.to(run.device)
+        for i, row in enumerate(found):
+            row |= {key: float(accuracy(trained[i : i + 1], x[None], y[None])) for key, (x, y) in tests(i).items()}
+        return found
 
-    stored: dict[str, Any] = run.cached(name, work)
-    return {key: float(value) for key, value in stored.items()}
+    stored: list[dict[str, Any]] = [run.cached(name, lambda i=i: work()[i]) for i, name in enumerate(names)]  # type: ignore[misc]
+    return [{key: float(value) for key, value in row.items()} for row in stored]
