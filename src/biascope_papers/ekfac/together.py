@@ -6,9 +6,8 @@ them. Here the same network is trained with K learning rates, dampings (momenta,
 by itself (`contest.optimiser`), with one difference: EKFAC's basis of the null space of its factors (`bases`). A
 network whose loss is not finite is left out from then on.
 
-The gradients of the individual losses g [n, o] and the inputs a [n, i + 1] of a layer, not its gradient g^T a / n, are
-turned into the eigenbasis or multiplied by the inverses: with few rows that is less work, and EKFAC's scalings need
-them anyway.
+Where a batch is small beside a layer, the gradients of the individual losses g [n, o] and the inputs a [n, i + 1] are
+turned into the eigenbasis or multiplied by the inverses, not their product g^T a / n: that is less work.
 """
 
 import math
@@ -123,14 +122,14 @@ class Together:
         if self.name.startswith(PLAIN):
             self.move(layer, "W", (g.mT @ a).div_(n))
         elif self.name.startswith("kfac"):
-            step = (g @ layer["B"]).mT @ (a @ layer["A"])
-            layer["W"].addcmul_(step, self.lr, value=-1 / n)
+            layer["W"].addcmul_(turned(g, a, layer["B"], layer["A"]), self.lr, value=-1 / n)
         else:
-            P, Q = g @ layer["B"], a @ layer["A"]
-            V = (P.mT @ Q).div_(n)
             if self.name == "ekfac":
+                P, Q = g @ layer["B"], a @ layer["A"]
+                V = (P.mT @ Q).div_(n)
                 s = (P.square_().mT @ Q.square_()).div_(n)
             else:
+                V = turned(g, a, layer["B"], layer["A"]).div_(n)
                 s = layer["s"].mul_(1 - MEAN_OF[0]).addcmul_(V, V, value=MEAN_OF[0] * n)
             V.mul_(self.lr).div_(s + self.second)
             layer["W"].baddbmm_(layer["B"] @ V, layer["A"].mT, alpha=-1)
@@ -161,6 +160,14 @@ class Together:
             y = part[..., :-1]
             total += F.binary_cross_entropy_with_logits(self.outputs(part), y, reduction="none").sum((1, 2))
         return total / len(x)
+
+
+def turned(g: Tensor, a: Tensor, B: Tensor, A: Tensor) -> Tensor:
+    """B^T g^T a A for rows g [k, n, o] and a [k, n, i], B [k, o, r] and A [k, i, s], in the order that is less work."""
+    n, (o, r), (i, s) = g.shape[1], B.shape[1:], A.shape[1:]
+    if n * (o * r + i * s + r * s) < n * o * i + o * i * r + r * i * s:
+        return (g @ B).mT @ (a @ A)
+    return B.mT @ (g.mT @ a) @ A
 
 
 def at_once(net: nn.Module, size: int, refresh: int, device: torch.device) -> int:
