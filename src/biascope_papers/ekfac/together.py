@@ -46,6 +46,9 @@ class Together:
         self.layers, self.name, self.refresh, self.steps = of_network(nets), name, refresh, 0
         first = self.layers[0]["W"]
         self.lr, self.second = (value.to(first)[:, None, None] for value in (lr, second))
+        for layer in self.layers if name.startswith(PLAIN) else ():
+            for key in {"W", "weight", "bias"} & set(layer):
+                layer |= {f"{of} of {key}": torch.zeros_like(layer[key]) for of in ("mean", "square")}
 
     def keep(self, which: Tensor) -> None:
         """Go on with some of the networks."""
@@ -105,11 +108,10 @@ class Together:
 
     def move(self, layer: Layer, name: str, slope: Tensor) -> None:
         """SGD with momentum or Adam: a step of weights along their gradient."""
+        mean, square = layer[f"mean of {name}"], layer[f"square of {name}"]
         if self.name.startswith("sgd"):
-            moving = layer.setdefault(f"mean of {name}", torch.zeros_like(slope))
-            layer[name].addcmul_(moving.mul_(self.second).add_(slope), self.lr, value=-1)
+            layer[name].addcmul_(mean.mul_(self.second).add_(slope), self.lr, value=-1)
             return
-        mean, square = (layer.setdefault(f"{of} of {name}", torch.zeros_like(slope)) for of in ("mean", "square"))
         mean.lerp_(slope, 0.1)
         square.mul_(0.999).addcmul_(slope, slope, value=0.001)
         t = self.steps + 1
