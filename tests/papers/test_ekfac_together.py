@@ -166,7 +166,9 @@ def test_the_basis_is_completed_as_by_a_householder_decomposition() -> None:
 def test_the_inverse_is_that_of_the_damped_factor(n: int, d: int) -> None:
     Z, added = rows(3, n, d, 4), torch.tensor([0.1, 1e-2, 3.0]).double()
     S = Z.mT @ Z + added[:, None, None] * torch.eye(d).double()
-    torch.testing.assert_close(bases.inverse(Z, added) @ S, torch.eye(d).double().expand_as(S), rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        bases.inverses([Z], [added])[0] @ S, torch.eye(d).double().expand_as(S), rtol=0, atol=1e-9
+    )
 
 
 # ---- in a run ----

@@ -9,7 +9,7 @@ Eigenvectors are found on the cores of the CPU, side by side: torch's solver tak
 by one, about as long for each. Everything else is products of matrices. All in float64.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -24,11 +24,22 @@ def small(Z: Tensor) -> Tensor:
     return Z @ Z.mT if Z.shape[1] < Z.shape[2] else Z.mT @ Z
 
 
+def each(matrices: Sequence[Tensor], f: Callable[[Tensor], tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
+    """f(S) for every S [k, n, n], those of one size in one call."""
+    out: dict[int, tuple[Tensor, ...]] = {}
+    for n in {S.shape[-1] for S in matrices}:
+        own = [i for i, S in enumerate(matrices) if S.shape[-1] == n]
+        found = f(torch.cat([matrices[i] for i in own]))
+        out |= zip(own, zip(*(part.chunk(len(own)) for part in found)))
+    return [out[i] for i in range(len(matrices))]
+
+
 def eigenbases(rows: Sequence[Tensor], complete: bool) -> list[tuple[Tensor, Tensor]]:
     """Eigenvectors [k, d, .] and eigenvalues [k, .] of Z^T Z for every Z [k, n, d]: d of them, or without `complete`
     only those of the rows' span."""
-    pairs = list(zip(rows, eigenvectors([small(Z) for Z in rows])))
-    bases = [spanned(Z, *pair) if Z.shape[1] < Z.shape[2] else pair[::-1] for Z, pair in pairs]
+    bases = []
+    for Z, (values, W) in zip(rows, each([small(Z) for Z in rows], eigenvectors)):
+        bases.append(spanned(Z, values, W) if Z.shape[1] < Z.shape[2] else (W, values))
     wide = [i for i, Z in enumerate(rows) if complete and Z.shape[1] < Z.shape[2]]
     for i, pair in zip(wide, completed([rows[i] for i in wide], [bases[i] for i in wide]) if wide else ()):
         bases[i] = pair
@@ -49,19 +60,18 @@ def completed(rows: Sequence[Tensor], thin: Sequence[tuple[Tensor, Tensor]]) -> 
     signs of the columns of X keep 1 / M away from 0. First are the axes that have most of the rows: a pixel that is
     black throughout the batch remains an axis of its own, as in LAPACK.
     """
-    parts = []
-    for Z, (X, values) in zip(rows, thin):
-        order = Z.square().sum(1).argsort(dim=1, descending=True, stable=True)[:, :, None]
-        good = (values > 0).to(X.dtype)
-        X = X.gather(1, order.expand_as(X))
-        parts.append((X, good, order, values, X[:, : X.shape[2]] * good[:, :, None]))
-    signs = torch.split(householder_signs(torch.cat([part[4] for part in parts])), [len(part[0]) for part in parts])
-    out = []
-    for (X, good, order, values, T), s in zip(parts, signs):
-        d, n = X.shape[1:]
-        one = torch.eye(d, dtype=X.dtype, device=X.device)
-        Y = X * s[:, None] - F.pad(torch.diag_embed(good), (0, 0, 0, d - n))
-        Q = one - Y @ torch.linalg.solve_ex(one[:n, :n] - (T * s[:, None]).mT, Y.mT)[0]
+    orders = [Z.square().sum(1).argsort(dim=1, descending=True, stable=True)[:, :, None] for Z in rows]
+    sorted_ = [X.gather(1, order.expand_as(X)) for order, (X, _) in zip(orders, thin)]
+    good = torch.cat([values > 0 for _, values in thin]).to(rows[0].dtype)
+    n = good.shape[1]
+    T = torch.cat([X[:, :n] for X in sorted_]) * good[:, :, None]
+    signs = householder_signs(T)
+    M = torch.linalg.inv_ex(torch.eye(n, dtype=T.dtype, device=T.device) - (T * signs[:, None]).mT)[0]
+    k, out = len(rows), []
+    for X, order, (_, values), s, m, e in zip(sorted_, orders, thin, signs.chunk(k), M.chunk(k), good.chunk(k)):
+        d = X.shape[1]
+        Y = X * s[:, None] - F.pad(torch.diag_embed(e), (0, 0, 0, d - n))
+        Q = torch.eye(d, dtype=X.dtype, device=X.device) - Y @ m @ Y.mT
         out.append((torch.empty_like(Q).scatter_(1, order.expand_as(Q), Q), F.pad(values, (0, d - n))))
     return out
 
@@ -77,44 +87,44 @@ def householder_signs(T: Tensor) -> Tensor:
     return s
 
 
-def eigenvectors(matrices: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Eigenvalues [k, n], descending and not below 0, and eigenvectors [k, n, n] of every S [k, n, n].
+def eigenvectors(S: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues [k, n] of S [k, n, n], descending and not below 0, and eigenvectors [k, n, n], side by side on a CPU.
 
-    One with NaN or infinity, of a training that has diverged, counts as the identity.
+    A matrix with NaN or infinity, of a training that has diverged, counts as the identity.
     """
-    threads, sizes = torch.get_num_threads(), dict[int, list[int]]()
-    for i in sorted(range(len(matrices)), key=lambda i: -matrices[i].shape[-1]):
-        sizes.setdefault(matrices[i].shape[-1], []).append(i)
-    found: dict[int, tuple[Tensor, Tensor]] = {}
+    threads = torch.get_num_threads()
+
+    def solve(part: Tensor) -> tuple[Tensor, Tensor]:
+        host = part.cpu()
+        sound = host.isfinite().all(-1).all(-1)[:, None, None]
+        values, W = torch.linalg.eigh(torch.where(sound, host, torch.eye(host.shape[-1]).to(host)))
+        return values.flip(-1).clamp_min(0.0).to(S.device), W.flip(-1).to(S.device)
+
     torch.set_num_threads(1)  # of each solver: the matrices are many, and small
     try:
         with ThreadPoolExecutor(threads) as pool:
-            joined = {n: torch.cat([matrices[i] for i in own]).chunk(2 * threads) for n, own in sizes.items()}
-            pending = {n: [pool.submit(solved, part) for part in parts] for n, parts in joined.items()}
-            for n, own in sizes.items():
-                values, W = (torch.cat(parts) for parts in zip(*(part.result() for part in pending[n])))
-                found |= zip(own, zip(values.chunk(len(own)), W.chunk(len(own))))
+            values, W = zip(*pool.map(solve, S.chunk(2 * threads)))
     finally:
         torch.set_num_threads(threads)
-    return [found[i] for i in range(len(matrices))]
+    return torch.cat(values), torch.cat(W)
 
 
-def solved(S: Tensor) -> tuple[Tensor, Tensor]:
-    """The same of a few, by the CPU."""
-    host = S.cpu()
-    sound = host.isfinite().all(-1).all(-1)[:, None, None]
-    values, W = torch.linalg.eigh(torch.where(sound, host, torch.eye(host.shape[-1]).to(host)))
-    return values.flip(-1).clamp_min(0.0).to(S.device), W.flip(-1).to(S.device)
-
-
-def inverse(Z: Tensor, added: Tensor) -> Tensor:
+def inverses(rows: Sequence[Tensor], added: Sequence[Tensor]) -> list[Tensor]:
     """(Z^T Z + added)^-1 [k, d, d] for rows Z [k, n, d] and numbers added [k] above 0."""
-    S = small(Z)
-    S.diagonal(dim1=1, dim2=2).add_(added[:, None])
-    L = torch.linalg.cholesky_ex(S)[0]
-    one = torch.eye(max(Z.shape[1:]), dtype=Z.dtype, device=Z.device)
-    R: Tensor = torch.linalg.solve_triangular(L, one[: S.shape[1], : S.shape[1]].expand_as(S), upper=False)
-    if Z.shape[1] >= Z.shape[2]:
-        return R.mT @ R
-    RZ = R @ Z
-    return (one - RZ.mT @ RZ) / added[:, None, None]
+    damped = [small(Z) for Z in rows]
+    for S, number in zip(damped, added):
+        S.diagonal(dim1=1, dim2=2).add_(number[:, None])
+    out = []
+    for Z, number, (R,) in zip(rows, added, each(damped, root)):
+        if Z.shape[1] < Z.shape[2]:
+            RZ = R @ Z
+            out.append((torch.eye(Z.shape[2], dtype=Z.dtype, device=Z.device) - RZ.mT @ RZ) / number[:, None, None])
+        else:
+            out.append(R.mT @ R)
+    return out
+
+
+def root(S: Tensor) -> tuple[Tensor]:
+    """R with R^T R = S^-1."""
+    one = torch.eye(S.shape[1], dtype=S.dtype, device=S.device).expand_as(S)
+    return (torch.linalg.solve_triangular(torch.linalg.cholesky_ex(S)[0], one, upper=False),)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from biascope.support import progress
 from biascope.support.memory import free_memory
-from biascope_papers.ekfac.bases import eigenbases, inverse
+from biascope_papers.ekfac.bases import eigenbases, inverses
 
 Layer = dict[str, Tensor]  # by name, [k, ...]: weights and what is kept between steps
 PLAIN = "sgd", "adam"
@@ -141,12 +141,14 @@ class Together:
         dtype = self.lr.dtype
         rows = [(x.double() / math.sqrt(x.shape[1])) for a, g in flows for x in (g, a)]
         if self.name.startswith("kfac"):
-            for layer, Z_B, Z_A in zip(self.layers, rows[::2], rows[1::2]):
-                b, a = (Z.square().sum((1, 2)) / Z.shape[2] for Z in (Z_B, Z_A))  # mean eigenvalues
+            means = [Z.square().sum((1, 2)) / Z.shape[2] for Z in rows]  # of eigenvalues
+            added = []
+            for b, a in zip(means[::2], means[1::2]):
                 pi = torch.where((a > 0) & (b > 0), (a / b).sqrt(), 1.0)
-                root = self.second[:, 0, 0].double().sqrt()
-                layer["B"] = inverse(Z_B, root / pi).to(dtype)
-                layer["A"] = inverse(Z_A, root * pi).to(dtype)
+                added += [self.second[:, 0, 0].double().sqrt() * factor for factor in (1 / pi, pi)]
+            found = inverses(rows, added)
+            for layer, B, A in zip(self.layers, found[::2], found[1::2]):
+                layer["B"], layer["A"] = B.to(dtype), A.to(dtype)
             return
         # where a basis serves its own batch alone, nothing reaches out of the span of the rows
         pairs = eigenbases(rows, complete=self.refresh > 1)
