@@ -35,6 +35,7 @@ MODULES = {
     "biascope.studies.estimates",
     "biascope.studies.own_networks",
     "biascope.studies.pictures",
+    "biascope.support.memory",
     "biascope.support.precision",
     "biascope.tangent.quadratic",
 }

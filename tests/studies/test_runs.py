@@ -76,6 +76,23 @@ def test_cached_each_computes_every_item_once_under_its_own_name(tmp_path: Path)
     assert run.arrays() == ["job 0", "job 1", "job 2", "job 3"]
 
 
+def test_cached_together_computes_what_is_missing_some_at_a_time(tmp_path: Path) -> None:
+    run, calls = make(tmp_path), list[list[str]]()
+
+    def lengths(keys: list[str]) -> list[dict[str, int]]:
+        calls.append(keys)
+        return [{"length": len(key)} for key in keys]
+
+    run.cached("bb", lambda: {"length": 2})
+    found = run.cached_together(["a", "bb", "ccc", "dddd"], lengths, 2)
+    assert [each["length"] for each in found] == [1, 2, 3, 4]
+    assert run.cached_together(["dddd", "a"], lengths, 2) == [{"length": 4}, {"length": 1}]
+    assert calls == [["a", "ccc"], ["dddd"]]
+    assert run.cached_together(["dddd", "eeeee"], lengths, 2)[1] == {"length": 5}
+    assert run.arrays() == ["a", "bb", "ccc", "dddd", "eeeee"]
+    assert not (run.path / "claims").exists()
+
+
 SHARED = """
 import sys, time
 from pathlib import Path
@@ -96,16 +113,24 @@ def job(name):
     time.sleep(0.2)
     return {"length": len(name)}
 
-found = run.cached_each("job", ["a", "b", "ccc", "dd"], job)
+def jobs(keys):
+    return [job(key.removeprefix("job ")) for key in keys]
+
+names = ["a", "b", "ccc", "dd"]
+if sys.argv[3] == "together":
+    found = run.cached_together([f"job {name}" for name in names], jobs, 1)
+else:
+    found = run.cached_each("job", names, job)
 assert [each["length"] for each in found] == [1, 1, 3, 2]
 assert run.cached("last", lambda: job("last"))["length"] == 4
 """
 
 
-def test_processes_share_the_items_of_a_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["each", "together"])
+def test_processes_share_the_items_of_a_run(tmp_path: Path, how: str) -> None:
     """One of them is killed over an item: the other takes that too, at once. Everything else is computed once."""
     run = make(tmp_path)
-    workers = [subprocess.Popen([sys.executable, "-c", SHARED, str(run.path), f"process-{i}"]) for i in range(2)]
+    workers = [subprocess.Popen([sys.executable, "-c", SHARED, str(run.path), f"process-{i}", how]) for i in range(2)]
     while None in [worker.poll() for worker in workers]:  # also lets the system forget the one that was killed
         time.sleep(0.02)
     assert sorted(worker.wait() for worker in workers) == [-signal.SIGKILL, 0]

@@ -16,10 +16,11 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import quote, unquote
@@ -250,11 +251,27 @@ class Run:
                 seen.append(item)
         return [self.cached(f"{key} {item}", partial(compute, item)) for item in seen]
 
+    def cached_together(
+        self, keys: Sequence[str], compute: Callable[[list[str]], Iterable[Mapping[str, Value]]], most: int
+    ) -> list[dict[str, Value]]:
+        """`cached` for every key, where one call computes several: `compute(keys)`, at most `most` of them at a time.
+
+        What is on disk is not asked for. Where several processes go on with one folder, each takes what nobody has.
+        """
+        with Claims(self.path / "claims") as claims:
+            while left := [key for key in keys if not self._file(key).exists()]:
+                mine = list(islice((key for key in left if claims.take(_claim(key))), most))
+                if not mine:
+                    time.sleep(PAUSE)
+                for key, value in zip(mine, compute(mine) if mine else (), strict=True):
+                    self._computed(claims, key, partial(dict, value))
+        return [{**tensors, **scalars} for tensors, scalars in map(self._read, keys)]
+
     # ---- inside ----
 
     def _computed(self, claims: Claims, key: str, compute: Callable[[], Mapping[str, Value]]) -> bool:
         """Is the value on disk now, computed here or elsewhere? False while another process is at it."""
-        claim = hashlib.sha256(key.encode()).hexdigest()[:16]
+        claim = _claim(key)
         if self._file(key).exists() or not claims.take(claim):
             return self._file(key).exists()
         if not self._file(key).exists():  # nobody has finished it since
@@ -284,6 +301,10 @@ class Run:
             return tensors, json.loads(metadata.get("scalars", "{}"))
         except (CorruptError, ValueError) as error:
             raise CorruptError(f"{path} is damaged ({error}); delete it and resume to compute it again") from error
+
+
+def _claim(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 def _clear(path: Path, itself: bool) -> bool:

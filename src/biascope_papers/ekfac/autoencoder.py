@@ -47,7 +47,7 @@ def problem(run: Run, dataset: str, n: int, hidden: tuple[int, ...], init: str =
     seen = x[: contest.EVALUATED]
     plateau = float(F.binary_cross_entropy(seen.mean(0).expand_as(seen), seen, reduction="sum")) / len(seen)
     tests, _ = images(dataset, contest.EVALUATED, run, "test")
-    return Problem(build, loss, x, x, plateau=plateau, held=(tests, tests))
+    return Problem(build, loss, x, x, plateau=plateau, held=(tests, tests), together=True)
 
 
 def normalised(net: nn.Module) -> nn.Module:
@@ -160,9 +160,9 @@ def fig4_3d(
     steps = max(1, round(epochs * n / size))
     pairs, shape = list(product(lrs, dampings)), (len(lrs), len(dampings), seeds)
     settings = [Setting(optimiser, *pair, size, steps, refresh, steps) for pair in pairs]
-    rows = list(zip(*(contest.trainings(run, task, settings, seed) for seed in range(seeds))))
-    losses = torch.tensor([[row["final"] for row in own] for own in rows], dtype=torch.float64)
-    starts = torch.tensor([float(row["loss"][0]) for row in rows[0]], dtype=torch.float64)
+    rows = contest.trainings(run, task, list(product(settings, range(seeds))))
+    losses = torch.tensor([row["final"] for row in rows], dtype=torch.float64).view(-1, seeds)
+    starts = torch.tensor([float(row["loss"][0]) for row in rows[:seeds]], dtype=torch.float64)
     cost, best = costs(losses.view(shape), starts)
     reached = losses.view(shape)[best]
     rate, damping = steepest(cost[:, best[1]], best[0]), steepest(cost[best[0]], best[1])

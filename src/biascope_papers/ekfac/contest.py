@@ -29,6 +29,7 @@ from biascope.studies import Run
 from biascope.support import derive, generator, progress
 from biascope.support.precision import arithmetic
 from biascope_papers.ekfac.common import Row
+from biascope_papers.ekfac.together import Together, at_once, curves
 
 NAMES = {
     "ekfac": "EKFAC",
@@ -44,6 +45,7 @@ SECOND = {"sgd": "momentum", "sgd-bn": "momentum", "adam": "epsilon", "adam-bn":
 GRID = (1e-1, 1e-2, 1e-3, 1e-4)  # of learning rates and of dampings
 OTHERS = {"momentum": (0.9, 0.99, 0.5, 0.0), "epsilon": (1e-8, 1e-6, 1e-4, 1e-2)}  # in place of dampings
 EVALUATED = 5000  # training images, and test images, on which the loss is evaluated
+PACED = 20
 LEARNT = 0.9  # of the plateau
 DIVERGED = 1e30  # stands for inf where a number is stored
 BADLY = 3  # settings of a grid that may be tried from all seeds until one learns from each
@@ -62,6 +64,7 @@ class Problem:
     plateau: float = math.inf  # loss of the best constant output on the images that are evaluated
     held: tuple[Tensor, Tensor] | None = None  # test images and labels
     classes: bool = False  # labels are classes, of which some are wrong
+    together: bool = False  # an auto-encoder of sigmoids that reconstructs x: `together` can train many at once
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,10 @@ def hold(run: Run, problem: Problem, settings: Mapping[str, Setting], how: Searc
         loose += [NAMES[name]] if how.grid and not min(how.grid) < order[0].lr < max(how.grid) else []
         for setting in [*order[:BADLY], order[0]]:
             best[name] = setting
-            rows[name] = [cached(run, problem, setting, seed, how.alone) for seed in range(seeds)]
+            if how.alone:
+                rows[name] = [cached(run, problem, setting, seed, True) for seed in range(seeds)]
+            else:
+                rows[name] = trainings(run, problem, [(setting, seed) for seed in range(seeds)])
             if learnt(rows[name], problem.plateau):
                 break
         if how.grid and problem.classes:
@@ -190,18 +196,67 @@ def pairs(frame: Setting, how: Search, seed: int) -> list[Setting]:
 def by_grid(run: Run, problem: Problem, frame: Setting, how: Search) -> tuple[list[Setting], int]:
     """Settings in the order of their losses at the end of whole trainings from the first seed, and their count."""
     tried = list(dict.fromkeys(pairs(frame, how, run.seed)))
-    losses = {each: float(row["final"]) for each, row in zip(tried, trainings(run, problem, tried))}
+    losses = {
+        each: float(row["final"]) for each, row in zip(tried, trainings(run, problem, [(each, 0) for each in tried]))
+    }
     order = sorted(losses, key=lambda each: losses[each])
     best = order[0]
     run.log(optimiser=frame.name, lr=best.lr, second=best.second, size=best.size, loss=losses[best], trials=len(tried))
     return order, len(tried)
 
 
-def trainings(run: Run, problem: Problem, settings: Sequence[Setting], seed: int = 0) -> list[Row]:
-    """Of different settings, from one seed; side by side where several processes go on with the run."""
-    name = settings[0].name
-    own = {f"{each.key} seed={seed}".removeprefix(f"{name} "): each for each in settings}  # as `cached` names them
-    return run.cached_each(name, progress(own, name), lambda key: train(run, problem, own[key], seed))
+def trainings(run: Run, problem: Problem, own: Sequence[tuple[Setting, int]]) -> list[Row]:
+    """Of settings of one optimiser, each from a seed; together, or side by side where several processes are at it."""
+    keys, name = {f"{each.key} seed={seed}": (each, seed) for each, seed in own}, own[0][0].name  # as `cached` has them
+    if not problem.together or problem.options or problem.ekfac or any(each.halve for each, _ in own):
+        items = progress([key.removeprefix(f"{name} ") for key in keys], name)
+        return run.cached_each(name, items, lambda item: train(run, problem, *keys[f"{name} {item}"]))
+    alike: dict[Setting, list[str]] = {}
+    for key, (each, _) in keys.items():
+        alike.setdefault(replace(each, lr=0.0, second=0.0), []).append(key)
+    rows: dict[str, Row] = {}
+    for frame, group in alike.items():
+        most = at_once(problem.build(0, False), frame.size, frame.refresh, torch.device(run.device))
+        found = run.cached_together(group, lambda some: train_together(run, problem, [keys[key] for key in some]), most)
+        rows |= zip(group, found)
+    return [rows[key] for key in keys]
+
+
+def train_together(run: Run, problem: Problem, own: Sequence[tuple[Setting, int]]) -> list[Row]:
+    """What `train` gives for every setting and its seed; seconds are steps times the pace of the optimiser alone."""
+    frame, seeds = own[0][0], sorted({seed for _, seed in own})
+    nets = {seed: _network(run, problem, frame, seed) for seed in seeds}
+    lr, second = (
+        torch.tensor([getattr(each, key) for each, _ in own], dtype=torch.float64) for key in ("lr", "second")
+    )
+    group = Together([nets[seed] for _, seed in own], frame.name, lr, second, frame.refresh)
+
+    def batches(start: int, stop: int) -> Tensor:
+        found = {seed: _indices(run, frame, seed, start, stop, len(problem.x)) for seed in seeds}
+        return torch.stack([found[seed] for _, seed in own])
+
+    sets = [part[:EVALUATED] for part in (problem.x, *(problem.held or ())[:1])]
+    losses = curves(group, problem.x, sets, frame.ticks, batches, f"{len(own)} x {NAMES[frame.name]}")
+    paces = {seed: pace(run, problem, frame, seed) for seed in seeds}
+    rows: list[Row] = []
+    for i, (_, seed) in enumerate(own):
+        rows.append({name: curve[i].float() for name, curve in zip(("loss", "test"), losses)})
+        rows[-1]["seconds"] = paces[seed] * torch.tensor(frame.ticks)
+        rows[-1]["final"] = min(float(losses[0][i, -1]), DIVERGED)
+    return rows
+
+
+def pace(run: Run, problem: Problem, setting: Setting, seed: int) -> float:
+    """Seconds per step of one training by itself, measured over whole periods of refreshes (at least `PACED` steps)."""
+    count = setting.refresh * math.ceil(PACED / setting.refresh)
+    net, opt = _begin(run, problem, replace(setting, lr=GRID[-1], second=GRID[0]), seed)
+    order = _indices(run, setting, seed, 0, count + 2, len(problem.x))
+    _steps(problem, net, opt, order[:2])  # loading kernels is not part of training
+    _synchronise(run)
+    begin = time.perf_counter()
+    _steps(problem, net, opt, order[2:])
+    _synchronise(run)
+    return (time.perf_counter() - begin) / count
 
 
 def cached(run: Run, problem: Problem, setting: Setting, seed: int, alone: bool = False) -> Row:
@@ -243,8 +298,12 @@ def _warm_up(run: Run, problem: Problem, setting: Setting) -> None:
 
 
 def _begin(run: Run, problem: Problem, setting: Setting, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    net = problem.build(derive(run.seed, "init", seed), setting.name.endswith("-bn")).to(run.device)
-    return net.train(), optimiser(setting, net, problem.options, problem.ekfac)
+    net = _network(run, problem, setting, seed)
+    return net, optimiser(setting, net, problem.options, problem.ekfac)
+
+
+def _network(run: Run, problem: Problem, setting: Setting, seed: int) -> nn.Module:
+    return problem.build(derive(run.seed, "init", seed), setting.name.endswith("-bn")).to(run.device).train()
 
 
 def _indices(run: Run, setting: Setting, seed: int, start: int, stop: int, n: int) -> Tensor:
