@@ -12,6 +12,7 @@ from biascope.studies.conditions import all_hold
 from biascope.studies.judging import judgements
 from biascope.studies.result import Estimate
 from biascope.support import InputError
+from biascope_papers.spectral import paths
 from studies.smoke_runs import Results, smoke_runs
 
 TINY: dict[str, dict[str, object]] = {
@@ -154,6 +155,15 @@ def test_clip_limits_what_a_delta_shows(results: Results) -> None:
 
 
 @pytest.mark.slow
+def test_classes_without_pairs_have_no_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "attack", lambda net, x, *_: x[:0])  # no image is turned into one of the class
+    alone = {"classes": 2, "members": 1, "epochs": 1}
+    run = Run.create(tmp_path / "run", configure("spectral/figA.12", "smoke", seed=0, overrides=alone))
+    result = execute(run)
+    assert list(result.numbers) == ["training accuracy of the network"]
+    assert "predicts no class" in result.measured
+
+
 def test_paths_connect_digits(results: Results) -> None:
     _, result = results["spectral/figA.12"]
     assert (

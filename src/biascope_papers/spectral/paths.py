@@ -75,7 +75,7 @@ def fig_a_12(
         target = torch.full((len(index),), c, device=device)
         found = [
             autoneb(net, ends[a], ends[b], t, pivots=pivots, rounds=rounds, steps=steps, lr=lr)
-            for a, b, t in zip(*(torch.split(v, batch) for v in (index[:, 0], index[:, 1], target)))
+            for a, b, t in zip(*(torch.split(v, batch) for v in (index[:, 0], index[:, 1], target) if len(v)))
         ]
         empty = torch.empty(0, device=device)  # a class that the network never predicts has no pairs
         kept = {name: torch.cat([empty, *(getattr(f, name).float() for f in found)]) for name in MEASURED}
