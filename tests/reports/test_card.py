@@ -147,7 +147,7 @@ def test_a_function_that_loads_weights_is_one_network(script: str, name: str) ->
     """Its weights are the given ones; initialisations are drawn by its layers."""
     made = make_subject(f"{script}:{name}", (3, 2, 2))
     assert made.trained is not None
-    assert "given as one network" in made.notes[-1]
+    assert "Given as one network" in made.notes[-1]
     x = made.inputs(3)
     assert not torch.equal(made.trained(x), made.network(x))
     assert not torch.equal(made.network(x), made.build(1)(x))
@@ -568,9 +568,9 @@ def test_logistic_regression_learns_every_direction_alike() -> None:
     [
         (
             {"1.weight": torch.ones(4, 12), "1.bias": torch.zeros(3)},
-            r"1\.weight is \(4, 12\) in the file and \(3, 12\)",
+            r"1\.weight is \(4, 12\) in the weights and \(3, 12\)",
         ),
-        ({"1.weight": torch.ones(3, 12)}, r"the file has no 1\.bias"),
+        ({"1.weight": torch.ones(3, 12)}, r"the weights have no 1\.bias"),
         ({"1.weigth": torch.ones(3, 12), "1.bias": torch.zeros(3)}, r"no 1\.weight; did you mean 1\.weigth"),
         (torch.ones(3), "holds a Tensor, not a state dict"),
     ],

@@ -200,6 +200,15 @@ def _named(what: str) -> Iterator[None]:
 
 
 def _load(spec: str) -> Factory:
+    factory, where = found_at(spec)
+    if isinstance(factory, nn.Module) or not callable(factory):
+        kind = type(factory).__name__
+        raise InputError(f"{spec} is a {kind}, not a factory: write `def build(): return ...` and type {where}:build")
+    return factory  # type: ignore[no-any-return]
+
+
+def found_at(spec: str) -> tuple[Any, str]:
+    """What stands at `module:name`, and the module's name."""
     where, _, attribute = spec.rpartition(":")
     if not where or not attribute:
         raise InputError(f"{spec!r} is not complete: type {OWN}")
@@ -208,11 +217,7 @@ def _load(spec: str) -> Factory:
     if found is None:
         public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         raise InputError(f"{where} has no {attribute!r}{near(attribute, public) or '; it has no function or class'}")
-    if isinstance(found, nn.Module) or not callable(found):
-        kind = type(found).__name__
-        raise InputError(f"{spec} is a {kind}, not a factory: write `def build(): return ...` and type {where}:build")
-    factory: Factory = found
-    return factory
+    return found, where
 
 
 def _load_module(name: str) -> ModuleType:

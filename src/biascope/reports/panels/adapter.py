@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from biascope.ensembles.redraw import from_transformers
 from biascope.network.outputs import main_tensor
 
 Take = Callable[[Any], Tensor | None]
@@ -115,11 +116,6 @@ def one_row(out: Any) -> Tensor | None:
     if isinstance(hidden, Tensor):
         return hidden.mean(1) if hidden.ndim == 3 else hidden.flatten(2).mean(2)
     return meant(out)
-
-
-def from_transformers(net: object) -> bool:
-    """Is this a model of the transformers library?"""
-    return hasattr(net, "config") and hasattr(net, "main_input_name") and hasattr(type(net), "from_pretrained")
 
 
 def caches(net: nn.Module) -> bool:

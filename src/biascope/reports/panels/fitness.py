@@ -135,4 +135,7 @@ def _remedy(network: nn.Module, shape: Sequence[int]) -> str:
             return (
                 f"its first convolution takes {channels} channels: type --input {needed} (or give data of such a shape)"
             )
+    first = next((m for m in network.modules() if isinstance(m, nn.Linear)), None)
+    if first is not None and len(shape) == 1 != shape[0] != first.in_features:
+        return f"its first linear layer takes {first.in_features} numbers: type --input {first.in_features}"
     return "give the shape of one input with --input, for example --input 3,32,32"

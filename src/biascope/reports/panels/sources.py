@@ -11,6 +11,7 @@ hf:path/to/folder              a model of `save_pretrained` with its weights; or
 import ast
 import copy
 import importlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -20,9 +21,10 @@ import torch
 from torch import nn
 
 from biascope import nets
+from biascope.nets.registry import found_at
 from biascope.reports.panels.adapter import Adapted, Way, argument_of, one_row, plain
 from biascope.reports.panels.loading import WEIGHTS, Weights, weights_file
-from biascope.studies.own_networks import own_factory
+from biascope.studies.own_networks import OWN, own_factory
 from biascope.support.errors import BiascopeError, InputError, UnsupportedError, near, no_network
 from biascope.support.inputs import check_shape
 
@@ -47,7 +49,7 @@ def resolve(spec: Spec, input_shape: Sequence[int] | None = None, **options: Any
         >>> shape
         (1, 32, 32)
     """
-    asked = None if input_shape is None else check_shape(input_shape)
+    asked, spec = None if input_shape is None else check_shape(input_shape), handed_in(spec)
     if not isinstance(spec, str):
         return _handed_in(spec, asked, options)
     prefix, colon, rest = spec.partition(":")
@@ -66,6 +68,14 @@ def resolve(spec: Spec, input_shape: Sequence[int] | None = None, **options: Any
         if shape != info.input_shape:
             options = {**info.options_for(shape), **options}
     return (lambda: factory(**options)), shape
+
+
+def handed_in(spec: Spec) -> Spec:
+    """The network itself where a name is that of one, and not of a function; else what was given."""
+    if isinstance(spec, str) and OWN.fullmatch(spec) and spec.partition(":")[0] not in PACKAGES:
+        found = found_at(spec)[0]
+        return found if isinstance(found, nn.Module) else spec
+    return spec
 
 
 def _handed_in(
@@ -95,6 +105,8 @@ def takes(spec: Spec, option: str) -> bool:
 
 def _complete(spec: str) -> None:
     """A script or a module without the name of a function is a frequent slip: say what is missing."""
+    if (Path(spec) / "config.json").is_file():
+        raise InputError(f"{spec} is a folder of save_pretrained: type hf:{spec}")
     where, dot, last = spec.rpartition(".")
     if spec in nets.names() or not dot:
         return
@@ -161,6 +173,8 @@ def _transformers(name: str, shape: Shape | None, options: Mapping[str, Any]) ->
     transformers = _package("transformers")
     folder = stored(name)
     if folder is None:
+        if Path(name).is_absolute() or name.startswith("."):
+            raise InputError(f"hf:{name}: there is no such folder")
         auto = importlib.import_module("transformers.models.auto.configuration_auto")
         _known(name, auto.CONFIG_MAPPING_NAMES, "hf")
     try:
@@ -269,7 +283,9 @@ def _explained(spec: str, build: Factory) -> Factory:
         except BiascopeError:
             raise
         except Exception as error:
-            raise InputError(f"{spec} raised {type(error).__name__}: {error}") from error
+            missing = re.findall(r"'(\w+)'", str(error)) if "required positional argument" in str(error) else []
+            fix = f"; add {' and '.join(f'--set {name}=...' for name in missing)}" if missing else ""
+            raise InputError(f"{spec} raised {type(error).__name__}: {error}{fix}") from error
 
     return make
 
