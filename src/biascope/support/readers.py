@@ -136,9 +136,9 @@ def is_padding_mask(tokens: Any, mask: Any) -> bool:
 
 def as_loader(data: Any) -> Any:
     """A data set in batches, also one that is a list of (example, label); anything else as it is."""
-    pair = data[0] if isinstance(data, list) and data else None
-    held = isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], Tensor | np.ndarray)
-    if isinstance(data, Dataset) or (held and np.ndim(pair[1]) == 0):
+    pair = data[0] if isinstance(data, list) and data and isinstance(data[0], tuple | list) else ()
+    held = len(pair) == 2 and isinstance(pair[0], Tensor | np.ndarray) and np.ndim(pair[1]) == 0
+    if isinstance(data, Dataset) or held:
         return DataLoader(data, batch_size=BATCH)
     if isinstance(getattr(data, "x", None), Tensor) and isinstance(getattr(data, "y", None), Tensor):
         return data.x, data.y  # biascope.data.Dataset
