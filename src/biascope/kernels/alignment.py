@@ -46,8 +46,12 @@ def targets(y: Tensor, n: int, outputs: int | None) -> Tensor:
 def kernel_targets(y: Tensor, n: int, outputs: int | None, one_output: bool) -> Tensor:
     """Targets [n, d] of a kernel [n, n] (`outputs` None), or [n, outputs] of one with outputs of its own."""
     t = targets(y, n, outputs or (1 if one_output else None))
-    if outputs is not None and t.shape[1] != outputs:
-        raise InputError(f"y has {t.shape[1]} columns, the kernel {outputs} outputs; give class indices or {outputs}")
+    if outputs is not None and (d := t.shape[1]) != outputs:
+        places = outputs % d == 0 < d and not y.is_floating_point()  # of pixels, tokens
+        fix = (
+            f", for a class per place one_hot(y, {outputs // d}).movedim(-1, 1).flatten(1)" if places and d > 1 else ""
+        )
+        raise InputError(f"y has {d} columns for {outputs} outputs; give class indices [n] or [n, {outputs}]{fix}")
     return t
 
 
