@@ -113,7 +113,8 @@ def test_two_networks_are_compared_without_a_superlative() -> None:
 SAID = [  # sentences of the first report that nobody understood
     *("along the first one of half of the networks", "what one span would show", "signs are as they were"),
     *("tells pairs from strangers", "Yes, or it says no", "not to be had here", "surely within"),
-    *("A claim counts by its runs", "Do not edit."),
+    *("A claim counts by its runs", "mixed: they differ", "Do not edit.", "What the input sees", "ends at its door"),
+    *("are no weights", "the shortest solution", "The most alike are A and B"),
 ]
 
 

@@ -169,6 +169,21 @@ def test_lists_of_a_data_set_become_tensors() -> None:
     assert bs.label_alignment(net(), LikeDatasets(), sketch=30).value == pytest.approx(want, rel=1e-6)
 
 
+def test_pictures_without_a_transform_get_the_line_that_helps() -> None:
+    image = pytest.importorskip("PIL.Image")
+
+    class Pictures(Dataset[Any]):  # torchvision's sets give this unless they are told otherwise
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, i: int) -> tuple[Any, int]:
+            return image.new("L", (4, 4)), i % 2
+
+    for call in (lambda d: bs.fisher(net(), d), lambda d: bs.Probe(net(), d)):
+        with pytest.raises(InputError, match=r"PIL.*pictures need a transform, .* torchvision\.transforms\.ToTensor"):
+            call(Pictures())
+
+
 def test_words_of_single_batches_have_no_common_numbers() -> None:
     with pytest.raises(InputError, match=r"batch 0 of x: its labels are words; number the classes in the data set"):
         bs.label_alignment(net(), [(X[:5], ["dog"] * 5), (X[5:], ["cat"] * 5)])

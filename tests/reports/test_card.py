@@ -172,7 +172,7 @@ def test_one_network_that_cannot_be_drawn_again_shows_what_it_can(
     assert shown == ["Anatomy", "Tangent kernel", "Alignment with the labels", "Linear or not"]
     assert "no reset_parameters draws w again" in card.path.read_text()
     assert "given weights" in card.panels[3].meaning
-    with pytest.raises(InputError, match="Pass a function that builds a new network"):
+    with pytest.raises(InputError, match="pass a function that builds a new network"):
         make_compare(["logreg", net], (3, 2, 2), tmp_path / "c.html", networks=4)
 
 
@@ -545,6 +545,16 @@ def test_minutes_decide_how_much_a_card_does() -> None:
         one = replace(made, minutes=minutes, _shared=dict(made._shared))
         some[minutes] = (tangent_kernel.samples(one), directional.affordable(one, [1, 4, 16, 64])[1].examples)
     assert some[0.5] < some[2.0] < some[20.0]
+
+
+def test_trainings_of_88_seconds_are_made_smaller_and_not_skipped() -> None:
+    """The card of a ConvNet for 3 x 64 x 64 left its best panel out: 6 small trainings would have taken that long."""
+    made = make_subject("logreg", (1, 4, 4))
+    each = directional.EFFORTS[0].seconds(Pace(1.0, 1.0, 1.0))
+    made._shared["pace"] = Pace(*[88 / (6 * each)] * 3)
+    chosen, effort = directional.affordable(made, [1, 4, 9, 16, 32, 64])
+    assert (chosen[0], chosen[-1], len(chosen) >= 2) == (1, 64, True)
+    assert len(chosen) * effort.seconds(made.pace()) <= made.seconds(directional.TITLE) < 88
 
 
 def test_directions_run_from_the_first_to_outside_the_sample() -> None:

@@ -114,11 +114,10 @@ def network(
 ) -> "tuple[Callable[[], nn.Module], tuple[int, ...], Path]":
     """A factory, the shape of one input, and the file that will be written."""
     from biascope.reports.card import slug
-    from biascope.reports.panels.sources import handed_in, resolve
+    from biascope.reports.panels.sources import Copies, resolve
 
-    given = handed_in(name)  # a network where the name is one: it is drawn again
-    made, inputs = resolve(given, shape(input_), **network_options(settings or []))
-    factory = made if isinstance(given, str) else given
+    factory, inputs = resolve(name, shape(input_), **network_options(settings or []))
+    factory = factory.network if isinstance(factory, Copies) else factory  # which is drawn again
     written = out or Path("runs") / f"{what}-{slug(name)}{SUFFIX}"
     if written.suffix != SUFFIX:
         raise InputError(f"--out {written}: the file is a {SUFFIX} file; its picture goes beside it")

@@ -199,16 +199,15 @@ def _named(what: str) -> Iterator[None]:
         raise InputError(f"{what} raised {type(error).__name__}: {error}") from error
 
 
+class NoFactoryError(InputError):
+    """What stands at `module:name` builds no networks: `found`, which may be one."""
+
+    def __init__(self, message: str, found: object = None) -> None:
+        super().__init__(message)
+        self.found = found
+
+
 def _load(spec: str) -> Factory:
-    factory, where = found_at(spec)
-    if isinstance(factory, nn.Module) or not callable(factory):
-        kind = type(factory).__name__
-        raise InputError(f"{spec} is a {kind}, not a factory: write `def build(): return ...` and type {where}:build")
-    return factory  # type: ignore[no-any-return]
-
-
-def found_at(spec: str) -> tuple[Any, str]:
-    """What stands at `module:name`, and the module's name."""
     where, _, attribute = spec.rpartition(":")
     if not where or not attribute:
         raise InputError(f"{spec!r} is not complete: type {OWN}")
@@ -217,7 +216,11 @@ def found_at(spec: str) -> tuple[Any, str]:
     if found is None:
         public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         raise InputError(f"{where} has no {attribute!r}{near(attribute, public) or '; it has no function or class'}")
-    return found, where
+    if isinstance(found, nn.Module) or not callable(found):
+        fix = f"not a factory: write `def build(): return ...` and type {where}:build"
+        raise NoFactoryError(f"{spec} is a {type(found).__name__}, {fix}", found)
+    factory: Factory = found
+    return factory
 
 
 def _load_module(name: str) -> ModuleType:

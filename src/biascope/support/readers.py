@@ -138,14 +138,24 @@ def as_loader(data: Any) -> Any:
     """A data set in batches, also one that is a list of (example, label); anything else as it is."""
     pair = data[0] if isinstance(data, list) and data and isinstance(data[0], tuple | list) else ()
     held = len(pair) == 2 and isinstance(pair[0], Tensor | np.ndarray) and np.ndim(pair[1]) == 0
-    if isinstance(data, Dataset) or held:
-        return DataLoader(data, batch_size=BATCH)
+    columns = hasattr(data, "column_names") and hasattr(data, "__getitem__")  # the datasets library
+    if columns and hasattr(data, "with_format"):
+        data = data.with_format("torch")
+    if isinstance(data, Dataset) or held or columns:
+        return DataLoader(data, batch_size=BATCH, collate_fn=_collated)
     if isinstance(getattr(data, "x", None), Tensor) and isinstance(getattr(data, "y", None), Tensor):
         return data.x, data.y  # biascope.data.Dataset
-    columns = getattr(data, "column_names", None)  # the datasets library
-    if columns is not None and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        return DataLoader(data.with_format("torch") if hasattr(data, "with_format") else data, batch_size=BATCH)
     return data
+
+
+def _collated(rows: list[Any]) -> Any:
+    try:
+        return torch.utils.data.default_collate(rows)
+    except TypeError as error:
+        raise InputError(
+            f"the data set's examples cannot be put together ({str(error).rpartition('; ')[2]}): pictures need a "
+            "transform, as in training, e.g. torchvision.transforms.ToTensor()"
+        ) from error
 
 
 def in_order(loader: DataLoader[Any], what: str) -> Any:

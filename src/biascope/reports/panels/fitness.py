@@ -1,6 +1,5 @@
 """What a card needs of a network; each refusal says what to do instead."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from biascope.support.errors import BiascopeError, InputError
+from biascope.support.hints import arguments_of
 
 
 def check(name: str, network: nn.Module, x: Tensor) -> None:
@@ -92,12 +92,7 @@ def _wrapper(name: str, call: str) -> str:
 
 def needed(network: nn.Module) -> list[str]:
     """Names of the inputs that a network cannot be called without."""
-    try:
-        parameters = inspect.signature(network.forward).parameters.values()
-    except (TypeError, ValueError):  # not written in Python
-        return []
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in variable]
+    return [name for name, needs in arguments_of(network).items() if needs]
 
 
 def _for_one_input(name: str, inputs: Sequence[str]) -> str:

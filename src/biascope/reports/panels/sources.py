@@ -13,6 +13,7 @@ import copy
 import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,10 +22,10 @@ import torch
 from torch import nn
 
 from biascope import nets
-from biascope.nets.registry import found_at
+from biascope.nets.registry import NoFactoryError
 from biascope.reports.panels.adapter import Adapted, Way, argument_of, one_row, plain
 from biascope.reports.panels.loading import WEIGHTS, Weights, weights_file
-from biascope.studies.own_networks import OWN, own_factory
+from biascope.studies.own_networks import own_factory
 from biascope.support.errors import BiascopeError, InputError, UnsupportedError, near, no_network
 from biascope.support.inputs import check_shape
 
@@ -49,7 +50,7 @@ def resolve(spec: Spec, input_shape: Sequence[int] | None = None, **options: Any
         >>> shape
         (1, 32, 32)
     """
-    asked, spec = None if input_shape is None else check_shape(input_shape), handed_in(spec)
+    asked = None if input_shape is None else check_shape(input_shape)
     if not isinstance(spec, str):
         return _handed_in(spec, asked, options)
     prefix, colon, rest = spec.partition(":")
@@ -57,7 +58,12 @@ def resolve(spec: Spec, input_shape: Sequence[int] | None = None, **options: Any
         return PACKAGES[prefix](rest, asked, options)
     if not colon:
         _complete(spec)
-    factory = own_factory(spec, settable=True)
+    try:
+        factory = own_factory(spec, settable=True)
+    except NoFactoryError as error:
+        if not isinstance(error.found, nn.Module):
+            raise
+        return _handed_in(error.found, asked, options)
     if colon:
         if asked is None:
             raise InputError(f"{spec}: say what one input looks like, for example --input 3,32,32")
@@ -70,12 +76,15 @@ def resolve(spec: Spec, input_shape: Sequence[int] | None = None, **options: Any
     return (lambda: factory(**options)), shape
 
 
-def handed_in(spec: Spec) -> Spec:
-    """The network itself where a name is that of one, and not of a function; else what was given."""
-    if isinstance(spec, str) and OWN.fullmatch(spec) and spec.partition(":")[0] not in PACKAGES:
-        found = found_at(spec)[0]
-        return found if isinstance(found, nn.Module) else spec
-    return spec
+@dataclass(frozen=True)
+class Copies:
+    """Copies of the one network that was handed in."""
+
+    network: nn.Module
+
+    def __call__(self) -> nn.Module:
+        """One more."""
+        return copy.deepcopy(self.network)
 
 
 def _handed_in(
@@ -86,8 +95,7 @@ def _handed_in(
     if shape is None:
         raise InputError(f"{name}: say what one input looks like, for example input_shape=(3, 32, 32)")
     if isinstance(factory, nn.Module):
-        net = plain(factory)
-        return (lambda: copy.deepcopy(net)), shape
+        return Copies(plain(factory)), shape
 
     def make() -> nn.Module:
         made = factory(**options)
