@@ -1,6 +1,8 @@
 """Cases of a first try that no other file has: refusals, defaults and sentences, one test each."""
 
+import html
 import importlib.util
+import json
 import re
 import warnings
 from pathlib import Path
@@ -108,6 +110,16 @@ def test_two_networks_are_compared_without_a_superlative() -> None:
     shares = np.array([[1.0, 0.2], [0.2, 1.0]])
     said = in_words(["a", "b"], Overlaps(values, 0.01 * ones, shares, 0.06 * ones, 4, 0.1), 64)
     assert said.startswith("b and a: overlap 0.100 ± 0.010, 20% ± 6% of what two samples of one network share.")
+
+
+def test_what_was_measured_is_no_wall() -> None:
+    """The page of ekfac/fig4.3 held 800 characters in one paragraph."""
+    from biascope.reports.study_page import measured
+
+    text = json.loads((ROOT / "reproductions" / "ekfac-fig4.3-laptop-cpu" / "result.json").read_text())["measured"]
+    assert max(len(part) for part in re.findall(r"<p>(.*?)</p>", measured(text))) < 300
+    assert re.sub(r"</?(div|p)[^>]*>", " ", measured(text)).split() == html.escape(text).split()
+    assert measured("One. Two.").count("<p>") == 1
 
 
 SAID = [  # sentences of the first report that nobody understood

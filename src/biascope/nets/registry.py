@@ -219,8 +219,7 @@ def _load(spec: str) -> Factory:
     if isinstance(found, nn.Module) or not callable(found):
         fix = f"not a factory: write `def build(): return ...` and type {where}:build"
         raise NoFactoryError(f"{spec} is a {type(found).__name__}, {fix}", found)
-    factory: Factory = found
-    return factory
+    return found  # type: ignore[no-any-return]
 
 
 def _load_module(name: str) -> ModuleType:

@@ -327,8 +327,7 @@ def explained(module: nn.Module, inputs: Inputs) -> Iterator[None]:
             raise
         shapes = " and ".join(_shown_shape(t, len(t) if t.dim() else 0) for t in tensors_of(inputs))
         fix = "" if isinstance(inputs, dict) else batch_hint(module, inputs)
-        tried = f"{type(error).__name__} at n = {batch_size(inputs)}"  # which may be a part of what was given
-        message = f"{tried}: {(str(error).splitlines() or [''])[0]}"
+        message = f"{type(error).__name__} at n = {batch_size(inputs)}: {(str(error).splitlines() or [''])[0]}"
         (where, hint), who = _failing_layer(module, error.__traceback__, tensors_of(inputs)), _described(module)
         if isinstance(inputs, dict) and "unexpected keyword argument" in message:
             hint = f"; a dict holds the keyword arguments of forward: {pairs_hint(inputs)}"

@@ -116,9 +116,7 @@ def keywords_of(item: Any, arguments: Collection[str]) -> Any:
 
 
 def is_padding_mask(tokens: Any, mask: Any) -> bool:
-    """Is this 0 where texts [n, tokens] are padded, at one end and all with one token, and 1 elsewhere?
-
-    Labels of tokens, which may be 0 and 1 too, are not like this.
+    """Is this 0 where texts [n, tokens] are padded, at one end with one token, and 1 elsewhere? Few labels are so.
 
     Example:
         >>> ids = torch.tensor([[5, 7, 0], [8, 0, 0]])

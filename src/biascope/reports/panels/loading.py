@@ -41,11 +41,10 @@ def weights_stamp(weights: Weights | None) -> object:
 
 def with_weights(network: nn.Module, weights: Weights) -> nn.Module:
     """The network with weights given in any of these ways."""
-    if isinstance(weights, nn.Module):
-        return put_weights(network, plain(weights).state_dict(), f"'{weights_name(weights)}'")
-    if isinstance(weights, Mapping):
+    if isinstance(weights, nn.Module | Mapping):
         name = f"'{weights_name(weights)}'"
-        return put_weights(network, tidied(weights, name), name)
+        state = plain(weights).state_dict() if isinstance(weights, nn.Module) else weights
+        return put_weights(network, tidied(state, name), name)
     path, own = Path(weights), plain(network)
     folder = path if path.is_dir() else path.parent
     if from_transformers(own) and (folder / "config.json").is_file() and _stored_otherwise(own, path):
