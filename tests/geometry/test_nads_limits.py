@@ -207,7 +207,7 @@ def test_auto_says_that_it_did_not_become_stable(monkeypatch: pytest.MonkeyPatch
     ("method", "changed", "name"),
     [
         ("mixed-derivative", {"head": "marginal"}, "head"),
-        ("ntk", {"center": True}, "center"),
+        ("ntk", {"centered": True}, "centered"),
         ("ntk", {"x": torch.zeros(3)}, "x"),
         ("autograd", {"precision": "tf32"}, "precision"),
         ("ntk", {"average": "operator"}, "average"),
