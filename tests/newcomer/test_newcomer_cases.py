@@ -192,3 +192,18 @@ def card_network() -> nn.Module:
     from biascope.reports.panels.adapter import Adapted, Way, meant
 
     return Adapted(Padded(), Way(meant, table="table")).eval()
+
+
+def test_the_table_names_tests_that_exist() -> None:
+    """README.md of this folder; "cases::name" is a test of this file, "…::" the file named before."""
+    named = re.findall(r"`([\w/….]+)::(\w+)", (ROOT / "tests" / "newcomer" / "README.md").read_text(encoding="utf-8"))
+    path, missing = "", []
+    for place, name in named[1:]:  # the first explains
+        short = f"tests/newcomer/test_newcomer_{place}.py"
+        path, name = (
+            (path if place == "…" else place, name) if "/" in place or place == "…" else (short, f"test_{name}")
+        )
+        if f"def {name}(" not in (ROOT / path).read_text(encoding="utf-8"):
+            missing.append(f"{path}::{name}")
+    assert len(named) > 40
+    assert missing == []
