@@ -131,7 +131,7 @@ def in_rounds(group: Any, memory: str | None) -> list[Tensor]:
     net, x, y = network("images", torch.float64, 9)
     found = []
     for centred in (False, True):
-        F = bs.fisher(net, (x, y), "ekfac", estimator="empirical", centred=centred, max_memory=memory, group=group)
+        F = bs.fisher(net, (x, y), "ekfac", estimator="empirical", centered=centred, max_memory=memory, group=group)
         found += [F @ vector(F), F.solve(vector(F), damping=0.1)]
     return found
 

@@ -31,7 +31,7 @@ def results(group: Any, dtype: torch.dtype, n: int) -> list[Tensor]:
     found = [H @ V, H @ V[:, 0], bs.hessian(net, loader, "dense", group=group).to_dense(), H.eigh(1).values]
     metrics = [
         bs.fisher(net, x, "implicit", group=group),
-        bs.fisher(net, loader, "implicit", estimator="empirical", centred=True, group=group),
+        bs.fisher(net, loader, "implicit", estimator="empirical", centered=True, group=group),
         bs.fisher(net, loader, "implicit", estimator="monte-carlo", samples=2, group=group),
         bs.ggn(net, x, "implicit", "mse", batch_size=3, group=group),
     ]

@@ -45,7 +45,7 @@ def test_atoms_that_are_known() -> None:
     torch.testing.assert_close(found.energy(signal, [1.0, 0.2, 0.1]).mean, energy.mean[:3])
     with pytest.raises(UnsupportedError, match="3 of 32 atoms are held"):
         found.energy(signal)
-    with_mean = whole.energy(signal, [1e-6], center=False)
+    with_mean = whole.energy(signal, [1e-6], centered=False)
     assert float(with_mean.mean) == pytest.approx(25 / (50 + 4 * n))
     torch.testing.assert_close(found.coefficients(signal).abs()[0], torch.tensor([4.0, 3.0, 0.0], dtype=torch.float64))
     p = torch.tensor([9.0, 1.0, 0.01], dtype=torch.float64) / 10.01
@@ -79,7 +79,7 @@ def random_dictionary(n: int = 12, seed: int = 0) -> Dictionary:
 def test_d6_energy_is_monotone_and_ends_at_one() -> None:
     found = random_dictionary()
     signals = torch.randn(7, 3, 4, generator=torch.Generator().manual_seed(1))
-    energy = found.energy(signals, [0.0, *(10.0**-k for k in range(11, -1, -1))], center=False)
+    energy = found.energy(signals, [0.0, *(10.0**-k for k in range(11, -1, -1))], centered=False)
     assert bool((energy.shares.diff(dim=1) <= 1e-14).all())
     assert bool(((energy.shares >= 0) & (energy.shares <= 1 + 1e-12)).all())
     torch.testing.assert_close(energy.shares[:, 0], torch.ones(7, dtype=torch.float64))

@@ -39,7 +39,7 @@ def nads(**options: Any) -> Callable[[Any], tuple[Any, ...]]:
 
 CASES: dict[str, Callable[[Any], tuple[Any, ...]]] = {
     "finite differences": nads(),
-    "gradients": nads(method="autograd", center=True),
+    "gradients": nads(method="autograd", centered=True),
     "marginal head": nads(head="marginal"),
     "many networks": nads(n_networks=700),
     "auto": nads(n_networks="auto", tolerance=0.5, stability_k=3),

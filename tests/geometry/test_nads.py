@@ -314,7 +314,7 @@ def test_reproducible_and_independent_of_memory() -> None:
 def test_centring() -> None:
     shifted = lambda: nn.Sequential(nn.Flatten(), _Shift())  # noqa: E731
     raw = nads(shifted, (4,), n_networks=500, method="autograd")
-    centred = nads(shifted, (4,), n_networks=500, method="autograd", center=True)
+    centred = nads(shifted, (4,), n_networks=500, method="autograd", centered=True)
     assert raw.trace == pytest.approx(4 * (9 + 1), rel=0.1)
     assert centred.trace == pytest.approx(4, rel=0.2)
 

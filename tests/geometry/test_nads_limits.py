@@ -163,7 +163,7 @@ class Shifted(nn.Module):
 def test_standard_errors_of_centred_moments() -> None:
     """Of the eigenvalues of a normal sample: lambda sqrt(2 / T); those of the raw moment are 10 to 100 times larger."""
     T = 4000
-    found = nads(Shifted, (3,), T, method="autograd", center=True, dtype=torch.float64)
+    found = nads(Shifted, (3,), T, method="autograd", centered=True, dtype=torch.float64)
     expected = found.eigenvalues * (2 / T) ** 0.5
     assert torch.allclose(found.eigenvalues, torch.tensor([9.0, 1.0, 0.09], dtype=torch.float64), rtol=0.15)
     # from 16 blocks: relative error of an error 1 / sqrt(30) = 0.18; within three of them
@@ -175,7 +175,7 @@ def test_standard_errors_of_centred_moments() -> None:
 def test_centring_leaves_an_averaged_head_alone() -> None:
     """Given the features, the mean gradient is zero; the rows of a network's features have another mean."""
     factory = lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1))  # noqa: E731
-    plain, centred = (nads(factory, (4,), 64, head="marginal", center=center) for center in (False, True))
+    plain, centred = (nads(factory, (4,), 64, head="marginal", centered=center) for center in (False, True))
     assert torch.allclose(plain.eigenvalues, centred.eigenvalues, rtol=1e-6)  # engines differ by rounding
 
 
@@ -207,7 +207,7 @@ def test_auto_says_that_it_did_not_become_stable(monkeypatch: pytest.MonkeyPatch
     ("method", "changed", "name"),
     [
         ("mixed-derivative", {"head": "marginal"}, "head"),
-        ("ntk", {"center": True}, "center"),
+        ("ntk", {"centered": True}, "centered"),
         ("ntk", {"x": torch.zeros(3)}, "x"),
         ("autograd", {"precision": "tf32"}, "precision"),
         ("ntk", {"average": "operator"}, "average"),
@@ -246,7 +246,7 @@ def test_networks_whose_answers_depend_on_the_batch_are_refused() -> None:
 
 def test_how_it_was_measured_is_kept(tmp_path: Path) -> None:
     x = torch.randn(1, 32, 32, generator=torch.Generator().manual_seed(3))
-    found = nads(lambda: nets.build("lenet"), (1, 32, 32), 8, center=True, x=x)
+    found = nads(lambda: nets.build("lenet"), (1, 32, 32), 8, centered=True, x=x)
     found.save(tmp_path / "n.safetensors")
     again = NADs.load(tmp_path / "n.safetensors")
     assert again.x is not None
@@ -381,4 +381,4 @@ def test_weight_normalisation_and_an_averaged_head() -> None:
 
 def test_one_network_has_nothing_about_its_mean() -> None:
     with pytest.raises(InputError, match="nothing is left of one network"):
-        nads(lambda: nn.Linear(3, 1), (3,), 1, "autograd", center=True)
+        nads(lambda: nn.Linear(3, 1), (3,), 1, "autograd", centered=True)

@@ -36,7 +36,7 @@ def test_auto_stops_for_an_architecture_of_few_directions(method: str) -> None:
 
 @pytest.mark.parametrize("center", [False, True])
 def test_stability_does_not_count_null_directions(center: bool) -> None:
-    found = nads(pooled, (3, 8, 8), 64, method="autograd", center=center)
+    found = nads(pooled, (3, 8, 8), 64, method="autograd", centered=center)
     assert found.stability_k == 3
     assert found.stability[-1][1] == pytest.approx(1.0, abs=1e-6)
 

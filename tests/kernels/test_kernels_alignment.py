@@ -154,7 +154,7 @@ def test_bad_labels_and_kernels_are_named():
         K.alignment(y + 1)
     with pytest.raises(InputError, match="classes -1 to 1"):
         K.alignment(y - 1)
-    with pytest.raises(InputError, match="2 columns, the kernel 3 outputs"):
+    with pytest.raises(InputError, match="2 columns for 3 outputs"):
         K.alignment(torch.ones(9, 2))
     with pytest.raises(InputError, match="all labels are equal"):
         K.alignment(torch.zeros(9, dtype=torch.long))

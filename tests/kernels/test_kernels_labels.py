@@ -174,7 +174,7 @@ def test_global_random_state_and_model_are_untouched():
         (lambda x, y: (x, torch.zeros(30, dtype=torch.long)), "all labels are equal"),
         (lambda x, y: (x, None), "no labels"),
         (lambda x, y: (iter([x]), y), "one-shot iterator"),
-        (lambda x, y: (x, torch.ones(30, 2)), "2 columns, the model 3 outputs"),
+        (lambda x, y: (x, torch.ones(30, 2)), "2 columns for 3 outputs"),
     ],
 )
 def test_bad_input_is_named(change, message):

@@ -89,7 +89,7 @@ def measured(group: Any, n: int, lora: bool, way: str) -> list[Tensor]:
         F = bs.fisher(net, loader, kind, group=group)
         V = torch.randn(F.shape[0], 2, generator=torch.Generator().manual_seed(4), dtype=F.dtype)
         found += [F @ V, F.solve(V, damping=0.1), F.trace()[None]]
-    found.append(bs.fisher(net, (x, y), "ekfac", "categorical", "empirical", centred=True, group=group) @ V)
+    found.append(bs.fisher(net, (x, y), "ekfac", "categorical", "empirical", centered=True, group=group) @ V)
     found.append(bs.ggn(net, (x, y), "kfac", "ce", batch_size=2, group=group) @ V)
     H = bs.hessian(net, loader, group=group)
     found += [H @ V, H @ V[:, 0]]

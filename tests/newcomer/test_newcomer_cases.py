@@ -1,6 +1,8 @@
 """Cases of a first try that no other file has: refusals, defaults and sentences, one test each."""
 
+import html
 import importlib.util
+import json
 import re
 import warnings
 from pathlib import Path
@@ -110,10 +112,21 @@ def test_two_networks_are_compared_without_a_superlative() -> None:
     assert said.startswith("b and a: overlap 0.100 ± 0.010, 20% ± 6% of what two samples of one network share.")
 
 
+def test_what_was_measured_is_no_wall() -> None:
+    """The page of ekfac/fig4.3 held 800 characters in one paragraph."""
+    from biascope.reports.study_page import measured
+
+    text = json.loads((ROOT / "reproductions" / "ekfac-fig4.3-laptop-cpu" / "result.json").read_text())["measured"]
+    assert max(len(part) for part in re.findall(r"<p>(.*?)</p>", measured(text))) < 300
+    assert re.sub(r"</?(div|p)[^>]*>", " ", measured(text)).split() == html.escape(text).split()
+    assert measured("One. Two.").count("<p>") == 1
+
+
 SAID = [  # sentences of the first report that nobody understood
     *("along the first one of half of the networks", "what one span would show", "signs are as they were"),
     *("tells pairs from strangers", "Yes, or it says no", "not to be had here", "surely within"),
-    *("A claim counts by its runs", "Do not edit."),
+    *("A claim counts by its runs", "mixed: they differ", "Do not edit.", "What the input sees", "ends at its door"),
+    *("are no weights", "the shortest solution", "The most alike are A and B"),
 ]
 
 
@@ -179,3 +192,18 @@ def card_network() -> nn.Module:
     from biascope.reports.panels.adapter import Adapted, Way, meant
 
     return Adapted(Padded(), Way(meant, table="table")).eval()
+
+
+def test_the_table_names_tests_that_exist() -> None:
+    """README.md of this folder; "cases::name" is a test of this file, "…::" the file named before."""
+    named = re.findall(r"`([\w/….]+)::(\w+)", (ROOT / "tests" / "newcomer" / "README.md").read_text(encoding="utf-8"))
+    path, missing = "", []
+    for place, name in named[1:]:  # the first explains
+        short = f"tests/newcomer/test_newcomer_{place}.py"
+        path, name = (
+            (path if place == "…" else place, name) if "/" in place or place == "…" else (short, f"test_{name}")
+        )
+        if f"def {name}(" not in (ROOT / path).read_text(encoding="utf-8"):
+            missing.append(f"{path}::{name}")
+    assert len(named) > 40
+    assert missing == []

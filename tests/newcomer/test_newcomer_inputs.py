@@ -59,6 +59,8 @@ INPUTS: dict[str, Any] = {
     "loader of dicts": DataLoader(Dicts(), batch_size=4),
     "dict": {"image": X.numpy(), "label": Y.tolist(), "path": ["a"] * 10},
     "keywords": {"input": X.numpy()},
+    "list of examples": [(x, int(y)) for x, y in zip(X, Y)],
+    "list of arrays and labels": [(x.numpy(), y) for x, y in zip(X, Y.numpy())],
 }
 
 
@@ -71,7 +73,8 @@ def test_kernels_metrics_and_jacobians_of_any_input(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["pair of arrays", "pairs of arrays", "data set", "loader of dicts", "dict", "own set"]
+    "kind",
+    ["pair of arrays", "pairs of arrays", "data set", "loader of dicts", "dict", "own set", "list of examples"],
 )
 def test_labels_that_come_with_the_inputs(kind: str) -> None:
     model = net()
@@ -105,8 +108,80 @@ def test_labels_of_any_kind(kind: str) -> None:
     want = bs.label_alignment(model, X, Y, sketch=30).value
     assert bs.label_alignment(model, X, y, sketch=30).value == pytest.approx(want, rel=1e-6)
     K = bs.ntk(model, X)
-    if not any(isinstance(part, str) for part in np.asarray(getattr(y, "values", y)).flat):  # `other` may be a kernel
-        assert K.alignment(y) == pytest.approx(K.alignment(Y), rel=1e-6)
+    assert K.alignment(y) == pytest.approx(K.alignment(Y), rel=1e-6)
+
+
+def test_truth_values_and_signs() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+    one = X[:, 0] > 0
+    K, want = bs.ntk(model, X), bs.ntk(model, X).alignment(one.long())
+    for y in (one, one.numpy(), one[:, None], one.float()[:, None]):
+        assert K.alignment(y) == pytest.approx(want, rel=1e-6)
+        assert bs.label_alignment(model, X, y).value == pytest.approx(want, rel=1e-5)
+        assert bs.Probe(model, X, y, ["label_alignment"]).records[0]["label_alignment"] == pytest.approx(want, rel=1e-5)
+    with pytest.raises(InputError, match=r"y holds -1 and 1, .* as classes of 2 pass \(y > 0\)\.long\(\)"):
+        K.alignment(2 * one.long() - 1)
+
+
+def test_classes_of_places_come_with_their_line() -> None:
+    """Labels of pixels; the line of the message gives what cross-entropy's classes on axis 1 mean."""
+    net = nn.Conv2d(1, 2, 1)
+    x, y = torch.randn(4, 1, 2, 2), torch.arange(16).view(4, 2, 2) % 3 % 2
+    with pytest.raises(InputError, match=r"class per place one_hot\(y, 2\)\.movedim\(-1, 1\)\.flatten\(1\)"):
+        bs.label_alignment(net, x, y)
+    rows = nn.functional.one_hot(y, 2).movedim(-1, 1).flatten(1)
+    J = bs.Jacobian(net, x).to_dense().double().flatten(0, 1)
+    J, v = J.view(4, 8, -1) - J.view(4, 8, -1).mean(0), rows.double() - rows.double().mean(0)
+    J, v = J.flatten(0, 1), v.flatten()
+    want = float((J.T @ v).square().sum() / ((J @ J.T).norm() * v.square().sum()))
+    assert bs.label_alignment(net, x, rows).value == pytest.approx(want, rel=1e-5)
+
+
+def test_sets_of_the_datasets_library() -> None:
+    datasets = pytest.importorskip("datasets")
+    held = datasets.Dataset.from_dict({"x": X.tolist(), "label": Y.tolist()})
+    want = bs.label_alignment(net(), X, Y, sketch=30).value
+    assert bs.label_alignment(net(), held, sketch=30).value == pytest.approx(want, rel=1e-5)
+
+
+class LikeDatasets:
+    """Its items are lists until a format is asked for, as in the datasets library."""
+
+    column_names = ("x", "label")
+
+    def __init__(self, torched: bool = False) -> None:
+        self.torched = torched
+
+    def with_format(self, kind: str) -> "LikeDatasets":
+        return LikeDatasets(kind == "torch")
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"x": X[i] if self.torched else X[i].tolist(), "label": int(Y[i])}
+
+
+def test_lists_of_a_data_set_become_tensors() -> None:
+    want = bs.label_alignment(net(), X, Y, sketch=30).value
+    assert bs.label_alignment(net(), LikeDatasets(), sketch=30).value == pytest.approx(want, rel=1e-6)
+
+
+def test_pictures_without_a_transform_get_the_line_that_helps() -> None:
+    image = pytest.importorskip("PIL.Image")
+
+    class Pictures(Dataset[Any]):  # torchvision's sets give this unless they are told otherwise
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, i: int) -> tuple[Any, int]:
+            return image.new("L", (4, 4)), i % 2
+
+    for call in (lambda d: bs.fisher(net(), d), lambda d: bs.Probe(net(), d)):
+        with pytest.raises(InputError, match=r"PIL.*pictures need a transform, .* torchvision\.transforms\.ToTensor"):
+            call(Pictures())
 
 
 def test_words_of_single_batches_have_no_common_numbers() -> None:
@@ -223,6 +298,15 @@ def test_a_third_part_that_may_be_an_input_is_asked_about() -> None:
         with pytest.raises(InputError, match=r"a batch of 3 parts: say what they are, \{'ids': ..., 'mask': ..., 'l"):
             bs.ntk(Masked(), given)
     assert bs.ntk(Masked(), {"ids": ids, "mask": mask, "labels": Y}).tensor.shape == (10, 2, 10, 2)
+    ids = torch.where(mask == 0, 7, ids)  # what a tokenizer gives: padding is one token, at one end
+    for given in ((ids, mask, Y), DataLoader(TensorDataset(ids, mask, Y), batch_size=5)):
+        model = Masked()
+        named = {"ids": ids, "mask": mask, "labels": Y % 2}
+        assert torch.equal(bs.ntk(model, given).tensor, bs.ntk(model, named).tensor)
+    with pytest.raises(
+        InputError, match=r"a batch of 2 parts: say .*'mask': \.\.\.\} or \{'ids': \.\.\., 'labels': \.\.\.\}"
+    ):
+        bs.ntk(Masked(), (ids, mask))  # a mask, or a label for every token
     with_index = DataLoader(TensorDataset(X, Y, torch.arange(10)), batch_size=4)
     assert torch.equal(bs.ntk(net(), with_index).tensor, bs.ntk(net(), X).tensor)
 

@@ -1,7 +1,7 @@
 """Messages that mislead a newcomer no more: the fix comes first, in the words of the one who asked."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,9 @@ GREY = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 2))
 
 
 def test_a_missing_axis_is_recognised() -> None:
-    with pytest.raises(InputError, match=r"^the first axis counts examples: for one example pass x\[None\]\. "):
+    with pytest.raises(InputError, match=r"^the first axis counts examples: for one example pass x\[None\], "):
         bs.ntk(MLP, torch.zeros(6))
-    with pytest.raises(InputError, match=r"^the first axis counts examples: for one example pass x\[None\]\. "):
+    with pytest.raises(InputError, match=r"^the first axis counts examples: for one example pass x\[None\], "):
         bs.ntk(CNN, torch.zeros(3, 8, 8))
     with pytest.raises(InputError, match=r"^the axis of the channel is missing: pass x\[:, None\]\. "):
         bs.ntk(GREY, torch.zeros(5, 8, 8))
@@ -31,8 +31,23 @@ def test_a_missing_axis_is_recognised() -> None:
 
 
 def test_the_number_of_examples_is_not_that_of_a_trial() -> None:
-    with pytest.raises(InputError, match=r"cannot take inputs \[n, 5\]"):
+    """4 examples of 5 were reported as 3, and one of 6 as [3]."""
+    with pytest.raises(InputError, match=r"cannot take inputs \[n, 5\].*got \[n, 5\] \(RuntimeError at n = 3: "):
         bs.ntk(MLP, torch.zeros(4, 5))
+    with pytest.raises(InputError, match=r"cannot take inputs \[n\].*got \[n\] \(RuntimeError at n = 3: "):
+        bs.ntk(MLP, torch.zeros(6))
+    with pytest.raises(InputError, match=r"for a list of them torch\.stack\(x\)"):
+        bs.ntk(MLP, list(torch.zeros(4, 6)))
+
+
+def test_a_second_input_of_an_encoder_and_decoder_is_named() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 2, "d_kv": 4, "vocab_size": 9}
+    net = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()
+    ids = torch.ones(2, 3, dtype=torch.long)
+    with pytest.raises(InputError, match=r"give a dict \{'input_ids': \.\.\., 'decoder_input_ids': \.\.\.\}"):
+        bs.ntk(net, ids)
+    assert bs.ntk(net, {"input_ids": ids, "decoder_input_ids": ids}, outputs="trace").tensor.shape == (2, 2)
 
 
 def test_fisher_of_one_real_output_names_gaussian() -> None:
@@ -52,7 +67,8 @@ def test_python_is_answered_in_python(tmp_path: Path) -> None:
         (lambda: make_card(f"{__file__}:build", out=page), r"for example input_shape=\(3, 32, 32\)"),
         (lambda: make_card(lambda: nn.Linear(4, 2), (4,), page, weights="none.pt"), "weights='none.pt': there is no"),
         (lambda: make_card("logreg", (1, 4, 4), tmp_path), r"e\.g\. out='"),
-        (lambda: make_card(lambda: nn.Linear(3, 2), data=tmp_path / "d.npz", out=page), "input_shape"),
+        (lambda: make_card(lambda: nn.Linear(3, 2), data=tmp_path / "d.npz", out=page), r"input_shape=\(3,\)"),
+        (lambda: make_card(nn.Linear, (3,), page), r"add options=\{'in_features': \.\.\.\} and options="),
     ]
     for call, words in calls:
         with pytest.raises(BiascopeError, match=words) as caught:
@@ -75,6 +91,47 @@ def test_names_of_other_places() -> None:
         make_card("lenet", data="imagenet")
     assert "mobilenet" not in str(caught.value)
     assert "cifar10" in str(caught.value)
+
+
+def test_places_where_something_else_is(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no such folder"):
+        make_card("hf:./nothing", (4,))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"is a folder of save_pretrained: type hf:"):
+        make_card(str(tmp_path), (4,))
+    with pytest.raises(InputError, match=r"^weights='the Linear given' does not fit this network: the weights have no"):
+        make_card(lambda: CNN, (3, 8, 8), tmp_path / "c.html", weights=nn.Linear(4, 2))
+    with pytest.raises(InputError, match=r"data=\(table\[\['a', 'b'\]\], table\['label'\]\)"):
+        make_card(lambda: CNN, data=Table())
+
+
+class Table:
+    """Of pandas: to go over it gives the names of its columns."""
+
+    columns = ("a", "kind")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+
+def test_old_spellings_of_centered_warn_and_work() -> None:
+    x, y = torch.randn(8, 6, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 2
+    calls: dict[str, Callable[..., Any]] = {
+        "fisher": lambda **o: bs.fisher(MLP, (x, y), "dense", estimator="empirical", **o).to_dense(),
+        "linearize": lambda **o: bs.linearize(MLP, **o)(x).detach(),
+        "label_alignment": lambda **o: torch.tensor(bs.label_alignment(MLP, x, y, **o).value),
+        "alignment": lambda **o: torch.tensor(bs.ntk(MLP, x).alignment(y, **o)),
+        "rank": lambda **o: torch.tensor(
+            bs.Probe(MLP, x, y, [bs.probes.metric("effective_rank", **o)]).records[0]["effective_rank"]
+        ),
+        "nads": lambda **o: bs.nads(lambda: nn.Linear(3, 1), (3,), 8, "autograd", **o).eigenvalues,
+    }
+    for name, call in calls.items():
+        now, other = call(centered=False), call(centered=True)
+        assert not torch.allclose(now, other), name
+        for old in ("centred", "center"):
+            with pytest.warns(DeprecationWarning, match=f"{old} is now centered"):
+                assert torch.equal(call(**{old: False}), now), name
 
 
 def test_probability_rows_and_columns_say_what_they_are() -> None:

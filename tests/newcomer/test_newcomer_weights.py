@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import biascope as bs
 from biascope.reports.panels.base import make_subject
 from biascope.support.errors import InputError
 
@@ -91,6 +92,34 @@ def test_a_network_in_place_of_a_function(trained: nn.Module) -> None:
     assert trained.training
     # the redrawn layers have torch's own initialisation
     assert made.initialiser().distribution("0.weight") == "uniform_(-0.5, 0.5)"
+
+
+def test_a_network_where_a_function_is_expected(trained: nn.Module, tmp_path: Path) -> None:
+    """Directions and ensembles of one network are those of its initialisers; the command takes its name too."""
+    with pytest.warns(UserWarning, match=r"Sequential: Given as one network; .* by every layer's reset_parameters"):
+        found = bs.nads(trained, (4,), 64, "autograd")
+    torch.testing.assert_close(found.eigenvalues, bs.nads(build, (4,), 64, "autograd").eigenvalues, rtol=0.3, atol=0)
+    assert len(found.eigenvalues) == 4
+    script = tmp_path / "mine.py"
+    script.write_text("from torch import nn\nnet = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))")
+    made = make_subject(f"{script}:net", (4,))
+    assert made.trained is not None
+    assert made.name == f"{script}:net"
+    assert "whose weights are the given ones" in made.notes[-1]
+    assert not torch.equal(made.trained(made.inputs(2)), made.network(made.inputs(2)))
+
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(4, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.w
+
+    with pytest.raises(
+        InputError, match="no reset_parameters draws w again: pass a function that builds a new network"
+    ):
+        bs.average_geometry(Bare(), (4,), 8)
 
 
 def test_initialisers_of_its_own_are_called_again() -> None:

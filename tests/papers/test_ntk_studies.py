@@ -87,7 +87,7 @@ def test_the_kernel_of_a_linearised_network_never_turns(run: Run) -> None:
     energies = [ntk(m, bench.x, outputs=0).energy_concentration(y, 6) for m in (bench.net, lin)]
     assert energies[0] == pytest.approx(energies[1], rel=1e-4)  # check C4
     assert ntk(bench.net, bench.x, outputs=0).energy_concentration(y, 120) == pytest.approx(1.0)
-    swapped = linearize(bench.net, at=f.state_dict(), centred=True)
+    swapped = linearize(bench.net, at=f.state_dict(), centered=True)
     assert float(swapped(bench.x).detach().abs().max()) == 0.0  # check C6
 
 
@@ -262,7 +262,7 @@ def test_fig4_12_on_cifar2(tmp_path: Path) -> None:
     assert result.numbers["accuracy of the trained kernel minus the initial one, mlp"].value == pytest.approx(gain)
     train, test = two_classes("digits", 120, 100, derive(0, "images"), "cpu")
     net = network("mlp", (1, 8, 8), derive(0, "init", "mlp", 0), init="lecun")
-    model = linearize(net, centred=True)  # the kernel of epoch 0 is that of the start
+    model = linearize(net, centered=True)  # the kernel of epoch 0 is that of the start
     fit(model, train.x, train.y, Training(epochs=8, batch=32).recipe(120), derive(0, "order", 0))
     assert evaluate(model, test.x, test.y)[1] == pytest.approx(float(kept[0][1]))
 

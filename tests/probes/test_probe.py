@@ -383,7 +383,7 @@ def test_overhead_is_kept_by_thinning(cap: float, cost: float) -> None:
     assert all(r.skipped == (not r.values) for r in probe.records)
 
 
-@pytest.mark.parametrize("steps", [237, 5000])
+@pytest.mark.parametrize("steps", [69, 237, 5000])
 def test_the_defaults_draw_a_curve_whatever_a_measurement_costs(steps: int) -> None:
     """Steps of 10 ms, measurements of 2 s: the cap allows none. 237 steps are three epochs of 5000 examples."""
     clock = Clock()
@@ -396,7 +396,7 @@ def test_the_defaults_draw_a_curve_whatever_a_measurement_costs(steps: int) -> N
     for _ in range(steps):
         clock.now += 0.01
         probe.step(1.0)
-    if steps == 237:
+    if steps < 5000:
         probe.finish()  # nothing to complain about
     else:
         with pytest.warns(UserWarning, match=r"[0-9]+ of [0-9]+ measurements were skipped to keep max_overhead=0\.05"):

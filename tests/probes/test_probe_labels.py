@@ -16,7 +16,7 @@ def test_representation_alignment_integers_are_values_for_one_output(centred: bo
     net = mlp(3, 6, 1)
     for counts in (torch.tensor([0, 9, 4, 1, 7, 2, 2]), Y):
         found, wanted = (
-            representation_alignment(View.of(net, X, y), centred=centred) for y in (counts, counts.double())
+            representation_alignment(View.of(net, X, y), centered=centred) for y in (counts, counts.double())
         )
         assert found["labels"] == pytest.approx(wanted["labels"], rel=1e-12)
 

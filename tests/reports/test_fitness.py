@@ -53,7 +53,7 @@ def frozen() -> nn.Module:
             nn.Sequential(nn.Linear(3, 2), nn.LazyLinear(2)),
             r"lazy layers, and a trial with inputs of shape 4 .* failed",
         ),
-        (nn.Linear(3, 2), "does not take inputs of shape 4 .* give the shape of one input with --input"),
+        (nn.Linear(3, 2), "does not take inputs of shape 4 .* its first linear layer takes 3 numbers: type --input 3"),
     ],
 )
 def test_refusals_name_the_way_out(network: nn.Module, message: str) -> None:

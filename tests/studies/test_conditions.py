@@ -103,8 +103,8 @@ def test_one_failure_decides_and_one_open_condition_leaves_it_open() -> None:
     assert all_hold([yes, left], numbers)[0] is None
     holds, text = all_hold([yes, no, left], numbers)
     assert holds is False
-    assert "no: -1.00 ± 0.10 (n = 9), asked above 0: no" in text
-    assert "open: 1, asked above 0: left open by the errors" in text
+    assert "no: -1.00 ± 0.10 (n = 9), required above 0: no" in text
+    assert "open: 1, required above 0: left open by the errors" in text
     with pytest.raises(InputError, match="no number called 'x'"):
         all_hold([Condition("x", above=0)], numbers)
 

@@ -91,7 +91,7 @@ def test_a_model_linear_in_its_parameters_is_its_own_linearisation() -> None:
 
 def test_jvp_agrees_with_central_differences() -> None:
     net, x = conv_net(), images()
-    lin = bs.linearize(net, centred=True)
+    lin = bs.linearize(net, centered=True)
     displace(lin)
     v, h = lin.displacement, 1e-5
     ends = [
@@ -132,7 +132,7 @@ def test_its_tangent_kernel_is_the_network_s_wherever_theta_is() -> None:
 
 def test_centred_starts_at_zero_and_differs_by_f0() -> None:
     net, x = conv_net(), images()
-    centred, full = bs.linearize(net, centred=True), bs.linearize(net)
+    centred, full = bs.linearize(net, centered=True), bs.linearize(net)
     assert not centred(x).any()
     for m in (centred, full):
         displace(m)
@@ -159,7 +159,7 @@ def test_kernel_swap_expands_at_a_later_checkpoint_and_counts_from_the_start() -
     net, x = conv_net(), images()
     later = copy.deepcopy(net)
     displace(later)
-    lin = bs.linearize(net, at=later, centred=True)
+    lin = bs.linearize(net, at=later, centered=True)
     assert not lin(x).any()
     displace(lin, seed=3)
     torch.testing.assert_close(lin(x), bs.Jacobian(later, x, precision="float64") @ lin.displacement)

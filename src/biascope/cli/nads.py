@@ -21,7 +21,8 @@ Input = Annotated[str | None, typer.Option("--input", help="Shape of one input, 
 Out = Annotated[Path | None, typer.Option(help="The file; the picture goes beside it. [default: under runs/]")]
 Against = Annotated[Path | None, typer.Option(help="A file of another network, to compare with.")]
 Output = Annotated[
-    int | None, typer.Option(min=0, help="Which output, from 0. [default: the only one, or the difference of two]")
+    int | None,
+    typer.Option(min=0, help="Which output, from 0. [default: the only one, the difference of two, the first of more]"),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")]
@@ -113,9 +114,10 @@ def network(
 ) -> "tuple[Callable[[], nn.Module], tuple[int, ...], Path]":
     """A factory, the shape of one input, and the file that will be written."""
     from biascope.reports.card import slug
-    from biascope.reports.panels.sources import resolve
+    from biascope.reports.panels.sources import Copies, resolve
 
     factory, inputs = resolve(name, shape(input_), **network_options(settings or []))
+    factory = factory.network if isinstance(factory, Copies) else factory  # which is drawn again
     written = out or Path("runs") / f"{what}-{slug(name)}{SUFFIX}"
     if written.suffix != SUFFIX:
         raise InputError(f"--out {written}: the file is a {SUFFIX} file; its picture goes beside it")

@@ -61,7 +61,7 @@ class Options:
     sua: bool
     batch_size: int | None
     max_memory: str | int | None
-    centred: bool = False
+    centered: bool = False
     group: Any = None
 
 
@@ -79,7 +79,7 @@ def fisher(
     output: Callable[[Any], Tensor] | None = None,
     precision: Precision = "float32",
     class_dim: ClassDim | None = None,
-    centred: bool = False,
+    centered: bool = False,
     sharing: Sharing = "expand",
     sua: bool = False,
     batch_size: Count | None = None,
@@ -112,7 +112,7 @@ def fisher(
             and add nothing, whatever the estimator. `labels` among the keyword arguments are read as the model's own
             loss reads them: that of a causal model compares position t with the label at t + 1. Without labels,
             positions where `attention_mask` is 0 add nothing.
-        centred: subtract the mean gradient of every cotangent: a covariance instead of a second moment.
+        centered: subtract the mean gradient of every cotangent: a covariance instead of a second moment.
         sharing: how KFAC treats several positions: "expand" or "reduce". With "expand", the input factor leaves out
             positions without a label (-100) where the layer has no gradient either.
         sua: spatially uncorrelated activations for convolutions: the input factor is one channel covariance A_c (second
@@ -135,9 +135,9 @@ def fisher(
     """
 
     options = Options(
-        representation, params, output, precision, class_dim, sharing, sua, batch_size, max_memory, centred, group
+        representation, params, output, precision, class_dim, sharing, sua, batch_size, max_memory, centered, group
     )
-    what = "Fisher" if not centred else "centred Fisher"
+    what = "Fisher" if not centered else "centred Fisher"
     if not callable(likelihood):
         names: tuple[Likelihood, Estimator, int] = likelihood, estimator, samples
         return build(model, data, options, lambda shape, _: likelihood_family(*names, shape), what, generator)
@@ -211,7 +211,7 @@ def gradient_covariance(
         >>> C.shape
         (8, 8)
     """
-    return fisher(model, data, representation, likelihood, "empirical", centred=True, **options)
+    return fisher(model, data, representation, likelihood, "empirical", centered=True, **options)
 
 
 FamilyMaker = Callable[[OutputShape, Stream], Family]
@@ -252,7 +252,7 @@ def _build(source: Stream, options: Options, family: FamilyMaker, what: str, see
     space = ParameterSpace.of(stream.f)
     limit = None if options.max_memory is None else parse_bytes(options.max_memory)
     over = Pass(stream, found, fam, seed, limit)
-    info: dict[str, Any] = {"what": what, "family": fam.name, "centred": options.centred}
+    info: dict[str, Any] = {"what": what, "family": fam.name, "centred": options.centered}
     if fam.random:
         info["seed"] = seed
     name = options.representation if isinstance(options.representation, str) else "mixed"
@@ -271,7 +271,7 @@ def _build(source: Stream, options: Options, family: FamilyMaker, what: str, see
                 "representation='ekfac', 'kfac' or 'diagonal', or bs.hessian"
             )
         plan = type(plan)(name, tuple((n, s, name, "products with the Jacobian") for n, s, _, _ in plan.rows))
-        implicit = ImplicitMetric(space, over, units, plan, info, options.centred)
+        implicit = ImplicitMetric(space, over, units, plan, info, options.centered)
         info["n"] = over.stream.n
         return implicit
     if fam.softmax and not fam.random and fam.width > MANY_PASSES:
@@ -287,7 +287,7 @@ def _build(source: Stream, options: Options, family: FamilyMaker, what: str, see
     over_many = numbers * space.dtype.itemsize > MANY
     if over.team.size == 1 and numbers and (over_many or limit is not None):
         units = within(units, space, over, fam.shape.classes if fam.softmax else 0)
-    pieces, mine = build_pieces(over, units, space, options.centred)
+    pieces, mine = build_pieces(over, units, space, options.centered)
     info["n"] = over.stream.n
     if over.errors:
         plan = with_errors(units, over, space, name)

@@ -1,7 +1,7 @@
 """tau = theta* - theta0: what fine-tuning did to the weights, as a vector that can be added, scaled and applied.
 
 What counts as a weight. Parameters do, each tied one once. Integer and boolean tensors never do and are never scaled:
-an edited model keeps its own. Floating-point buffers (BatchNorm's running statistics) are no weights either, but the
+an edited model keeps its own. Floating-point buffers (BatchNorm's running statistics) are not weights either, but the
 fine-tuned function depends on them: if they differ, `buffers=` must say what becomes of them.
 """
 

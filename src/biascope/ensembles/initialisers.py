@@ -25,6 +25,7 @@ from torch.nn.parameter import is_lazy
 
 from biascope.ensembles.networks import Networks
 from biascope.ensembles.recorder import TRUNCATED, Program, Step, View, covers, recording, replay
+from biascope.ensembles.redraw import drawn_again
 from biascope.support.arguments import device_of
 from biascope.support.errors import InputError, no_network
 from biascope.support.seeds import derive, generator
@@ -207,7 +208,8 @@ def record(factory: Factory | Initialiser) -> Initialiser:
 
     Args:
         factory: takes nothing, returns a new `nn.Module` each time, drawn from torch's global random state (which is
-            left as it was). What was recorded before is given back.
+            left as it was). A network is drawn again by its own initialisers, with a warning that says by which. What
+            was recorded before is given back.
 
     Example:
         >>> record(lambda: nn.Linear(2, 2)).recorded
@@ -215,6 +217,8 @@ def record(factory: Factory | Initialiser) -> Initialiser:
     """
     if isinstance(factory, Initialiser):
         return factory
+    if isinstance(factory, nn.Module):
+        factory = drawn_again(factory)
     seed = derive(0, "record")
     with _seeded(seed), recording() as recorder:
         before = _states_elsewhere()
@@ -294,9 +298,6 @@ def build(factory: Factory, seed: int) -> nn.Module:
 
 
 def _built(factory: Factory) -> nn.Module:
-    if isinstance(factory, nn.Module):
-        kind = type(factory).__name__
-        raise InputError(f"a function that builds networks is needed, not a {kind}: pass lambda: {kind}(...)")
     try:
         module = factory()
     except TypeError as error:

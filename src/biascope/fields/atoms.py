@@ -91,15 +91,15 @@ class Dictionary:
 
     @checked
     def energy(
-        self, signals: Tensor, thresholds: Sequence[float] | Tensor = THRESHOLDS, *, center: bool = True
+        self, signals: Tensor, thresholds: Sequence[float] | Tensor = THRESHOLDS, *, centered: bool = True
     ) -> Energy:
-        """E(lam) of signals [n, *grid] (or one [*grid]); their means are taken out first if `center`, as in the paper.
+        """E(lam) of signals [n, *grid] (or one [*grid]); less their means if `centered`, as in the paper.
 
         Thresholds are relative to the largest eigenvalue; 0 takes all atoms, E(0) = 1. With some of the atoms only,
         thresholds below the smallest eigenvalue held are refused: the energy beyond would be missing.
         """
         rows = self.rows(signals)
-        if center:
+        if centered:
             rows = rows - rows.mean(1, keepdim=True)
         total = rows.square().sum(1)
         if not bool((total > 0).all()):

@@ -55,7 +55,7 @@ def nads(
     seed: int = 0,
     max_memory: str | int | None = None,
     top: Count | None = None,
-    center: bool = False,
+    centered: bool = False,
     x: FiniteTensor | None = None,
     *,
     head: Literal["sampled", "marginal"] = "sampled",
@@ -89,7 +89,7 @@ def nads(
         seed: of the networks and of x.
         max_memory: for example "4GB"; by default 60 % of what is free.
         top: how many directions; all by default when D <= 4096, else 64; with exact mixed derivatives 10.
-        center: subtract the mean gradient (zero in expectation; the paper's code does it through PCA).
+        centered: subtract the mean gradient (zero in expectation; the paper's code does it through PCA).
         x: the evaluation point [*input_shape], the same for all networks. By default draws of N(0, I), so that no
             direction is that of one input: one for each network with autograd, one for the even and one for the odd
             networks with finite differences, whose halves are compared (`NADs.stability`); one with mixed derivatives.
@@ -126,7 +126,7 @@ def nads(
         ("step", step, 100.0, differences),
         ("head", head, "sampled", ("finite-difference",)),
         ("precision", precision, "float32", ("finite-difference",)),
-        ("center", center, False, ("finite-difference", "autograd")),
+        ("centered", centered, False, ("finite-difference", "autograd")),
         ("n_networks='auto'", n_networks == "auto", False, ("finite-difference", "autograd")),
         ("average", average, "gram", ("mixed-derivative",)),
         ("x", x is not None, False, ("finite-difference", "autograd", "mixed-derivative")),
@@ -151,16 +151,31 @@ def nads(
     sampler = Sampler(initialiser, x, seed, method, step, where, dtype, scalarise, precision, max_memory,
                       drawn=drawn, team=processes(group))  # fmt: skip
     with sampler.team:
-        asked = (shape, n_networks, method, step, seed, top, center, head, tolerance, stability_k, average, derivative)
+        asked = (
+            shape,
+            n_networks,
+            method,
+            step,
+            seed,
+            top,
+            centered,
+            head,
+            tolerance,
+            stability_k,
+            average,
+            derivative,
+        )
         sampler.team.agree(asked, "the ranks ask for different directions")
-        return _by_method(sampler, n_networks, top, center, head, tolerance, stability_k, n_points, average, derivative)
+        return _by_method(
+            sampler, n_networks, top, centered, head, tolerance, stability_k, n_points, average, derivative
+        )
 
 
 def _by_method(
     sampler: Sampler,
     n_networks: int | Literal["auto"],
     top: int | None,
-    center: bool,
+    centered: bool,
     head: str,
     tolerance: float,
     stability_k: int,
@@ -179,9 +194,9 @@ def _by_method(
     if head == "marginal":
         sampler = sampler.marginal()
     if D <= DENSE_UP_TO:
-        return _dense(sampler, n_networks, top, center, tolerance, stability_k)
-    if n_networks == "auto" or center or head == "marginal":
-        raise InputError(f"D = {D} is done matrix-free: give a number of networks, center=False, head='sampled'")
+        return _dense(sampler, n_networks, top, centered, tolerance, stability_k)
+    if n_networks == "auto" or centered or head == "marginal":
+        raise InputError(f"D = {D} is done matrix-free: give a number of networks, centered=False, head='sampled'")
     return _matrix_free(sampler, n_networks, top or 64, stability_k)
 
 
@@ -189,7 +204,7 @@ def _dense(
     sampler: Sampler,
     n_networks: int | Literal["auto"],
     top: int | None,
-    center: bool,
+    centered: bool,
     tolerance: float,
     stability_k: int,
 ) -> NADs:
@@ -198,7 +213,7 @@ def _dense(
     team = sampler.team
     room = min(team.gather(budget(sampler.max_memory, sampler.device)))
     moments = BlockMoments(D, min(blocks_for(D, room), total), sampler.device)
-    subtract = center and sampler.head is None  # a head that is averaged out has the mean zero already
+    subtract = centered and sampler.head is None  # a head that is averaged out has the mean zero already
     # as many directions as there are entries always overlap, and half of T networks span T / 2
     most = k = min(stability_k, D // 2, total // 2 if sampler.head is None else D)
     checkpoint, stability = AUTO_START, Stability()
@@ -232,7 +247,7 @@ def _dense(
     exact = torch.zeros_like(values)
     pairs = Eigenpairs(values, vectors, exact, exact == 0, 0, D)
     errors = moments.spread(vectors, subtract)
-    return _result(sampler, pairs, errors, trace, moments.count, stability, k, center)
+    return _result(sampler, pairs, errors, trace, moments.count, stability, k, centered)
 
 
 def _filled(moments: BlockMoments, sampler: Sampler, total: int, auto: bool) -> Iterator[int]:
@@ -391,9 +406,9 @@ def _warn_of_rounding(sampler: Sampler, trace: float) -> None:
 
 def _result(
     sampler: Sampler, pairs: Eigenpairs, errors: Tensor, trace: float, count: int, stability: Stability, k: int,
-    center: bool = False,
+    centered: bool = False,
 ) -> NADs:  # fmt: skip
     about = {"head": "sampled" if sampler.head is None else "marginal", "stability": tuple(stability), "stability_k": k}
-    about |= {"resolved": resolved(pairs), "center": center, "precision": sampler.precision}
+    about |= {"resolved": resolved(pairs), "center": centered, "precision": sampler.precision}
     step = sampler.step if sampler.method == "finite-difference" else 0.0
     return sampler.result(pairs.vectors, pairs.values, errors, trace, count, step, **about)

@@ -51,7 +51,7 @@ NO_MIXED = (
     "the output makes of the input is not up to the parameters"
 )
 HALF, FEW_ENTRIES = 0.5, 16  # squared cosine with x that is warned of; of few entries any direction may have it
-NO_SPREAD = "center=True takes the mean gradient off, and nothing is left of one network: give n_networks"
+NO_SPREAD = "centered=True takes the mean gradient off, and nothing is left of one network: give n_networks"
 COARSE = {"tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8}  # relative rounding where it is not the dtype's
 
 

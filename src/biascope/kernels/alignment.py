@@ -19,21 +19,22 @@ if TYPE_CHECKING:
 def targets(y: Tensor, n: int, outputs: int | None) -> Tensor:
     """Labels as float64 targets [n, d].
 
-    Booleans and floats are values, but for whole floats [n] where there are several outputs. Integers [n] are class
-    indices and become one-hot, unless they are all -1 or +1 (signs) or the model has one output (values). `outputs` is
-    the number of outputs, None if the kernel has none of its own ([n, n]) and the model has several, or it is not known
-    how many: then there are as many classes as the largest index says.
+    Booleans and floats are values, but for whole ones, one per example, where there are several outputs: those and
+    integers [n] are class indices and become one-hot, unless they are all -1 or +1 (signs) or the model has one output
+    (values). `outputs` is the number of outputs, None if the kernel has none of its own ([n, n]) and the model has
+    several, or it is not known how many: then there are as many classes as the largest index says.
     """
     if check_tensor(y, "y").dim() == 0 or len(y) != n:
         raise InputError(f"y has {len(y) if y.dim() else 'no'} labels for {n} examples")
     whole = not check_finite(y, "y").is_floating_point() and y.dtype != torch.bool
-    signs = whole and bool((y.abs() == 1).all())
-    if outputs != 1 and y.dim() == 2 and y.shape[1] == 1 and whole and not signs:
+    if outputs not in (None, 1) and y.numel() == n and bool((y == y.long()).all()):
+        y, whole = y.reshape(n).long(), True
+    signs = whole and bool((y.abs() == 1).all()) and bool(y.min() == -1)
+    if outputs is None and y.dim() == 2 and y.shape[1] == 1 and whole and not signs:
         y = y[:, 0]  # classes in a column
-    if outputs not in (None, 1) and y.dim() == 1 and y.is_floating_point() and bool((y == y.round()).all()):
-        y, whole = y.long(), True  # classes, for there are several outputs
-        signs = bool((y.abs() == 1).all())
-    if not whole or y.dim() > 1 or outputs == 1 or (signs and bool(y.min() == -1)):
+    if signs and outputs not in (None, 1) and y.dim() == 1:
+        raise InputError(f"y holds -1 and 1, values of one output: as classes of {outputs} pass (y > 0).long()")
+    if not whole or y.dim() > 1 or outputs == 1 or signs:
         return y.double().reshape(n, -1)
     low, high = int(y.min()), int(y.max())
     last = high if outputs is None else outputs - 1
@@ -45,8 +46,12 @@ def targets(y: Tensor, n: int, outputs: int | None) -> Tensor:
 def kernel_targets(y: Tensor, n: int, outputs: int | None, one_output: bool) -> Tensor:
     """Targets [n, d] of a kernel [n, n] (`outputs` None), or [n, outputs] of one with outputs of its own."""
     t = targets(y, n, outputs or (1 if one_output else None))
-    if outputs is not None and t.shape[1] != outputs:
-        raise InputError(f"y has {t.shape[1]} columns, the kernel {outputs} outputs; give class indices or {outputs}")
+    if outputs is not None and (d := t.shape[1]) != outputs:
+        places = outputs % d == 0 < d and not y.is_floating_point()  # of pixels, tokens
+        fix = (
+            f", for a class per place one_hot(y, {outputs // d}).movedim(-1, 1).flatten(1)" if places and d > 1 else ""
+        )
+        raise InputError(f"y has {d} columns for {outputs} outputs; give class indices [n] or [n, {outputs}]{fix}")
     return t
 
 

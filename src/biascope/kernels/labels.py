@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from biascope.kernels.alignment import centring, targets
+from biascope.kernels.alignment import centring, kernel_targets
 from biascope.kernels.pullback import add_pulled, group_size, layer_columns, no_vectors
 from biascope.kernels.spectrum import Centring
 from biascope.network.functional import ParamSelection, functional
@@ -221,10 +221,7 @@ class _Labels:
             labels = mine
         if labels is None:
             raise InputError("there are no labels: pass y, or an x that gives batches (x, y)")
-        t = targets(labels.detach().cpu(), b, c)
-        if t.shape[1] != c:
-            raise InputError(f"y has {t.shape[1]} columns, the model {c} outputs; give class indices [n] or [n, {c}]")
-        return t
+        return kernel_targets(labels.detach().cpu(), b, c, False)
 
     def __call__(self, part: Part) -> Tensor:
         return self._targets(part) - self.mean

@@ -69,7 +69,7 @@ def kernel_regression(
     f0_test: Tensor | None = None,
     cutoff: float | None = None,
 ) -> KernelFit:
-    """Kernel ridge regression a = (K + ridge I)^-1 (y - f0), f = f0 + K(., X) a; without ridge the shortest solution.
+    """Kernel ridge regression a = (K + ridge I)^-1 (y - f0), f = f0 + K(., X) a; minimum-norm without ridge.
 
     `ridge` is what stands on the diagonal: for the penalty lam ||w||^2 on a mean squared error take ridge = n * lam.
 

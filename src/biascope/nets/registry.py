@@ -199,6 +199,14 @@ def _named(what: str) -> Iterator[None]:
         raise InputError(f"{what} raised {type(error).__name__}: {error}") from error
 
 
+class NoFactoryError(InputError):
+    """What stands at `module:name` builds no networks: `found`, which may be one."""
+
+    def __init__(self, message: str, found: object = None) -> None:
+        super().__init__(message)
+        self.found = found
+
+
 def _load(spec: str) -> Factory:
     where, _, attribute = spec.rpartition(":")
     if not where or not attribute:
@@ -209,10 +217,9 @@ def _load(spec: str) -> Factory:
         public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         raise InputError(f"{where} has no {attribute!r}{near(attribute, public) or '; it has no function or class'}")
     if isinstance(found, nn.Module) or not callable(found):
-        kind = type(found).__name__
-        raise InputError(f"{spec} is a {kind}, not a factory: write `def build(): return ...` and type {where}:build")
-    factory: Factory = found
-    return factory
+        fix = f"not a factory: write `def build(): return ...` and type {where}:build"
+        raise NoFactoryError(f"{spec} is a {type(found).__name__}, {fix}", found)
+    return found  # type: ignore[no-any-return]
 
 
 def _load_module(name: str) -> ModuleType:

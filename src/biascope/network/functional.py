@@ -325,13 +325,13 @@ def explained(module: nn.Module, inputs: Inputs) -> Iterator[None]:
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         if isinstance(error, BiascopeError | torch.OutOfMemoryError):
             raise
-        shapes = " and ".join(str(["n", *t.shape[1:]]).replace("'", "") for t in tensors_of(inputs))
+        shapes = " and ".join(_shown_shape(t, len(t) if t.dim() else 0) for t in tensors_of(inputs))
         fix = "" if isinstance(inputs, dict) else batch_hint(module, inputs)
-        message = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        message = f"{type(error).__name__} at n = {batch_size(inputs)}: {(str(error).splitlines() or [''])[0]}"
         (where, hint), who = _failing_layer(module, error.__traceback__, tensors_of(inputs)), _described(module)
         if isinstance(inputs, dict) and "unexpected keyword argument" in message:
             hint = f"; a dict holds the keyword arguments of forward: {pairs_hint(inputs)}"
-        if isinstance(error, TypeError) and "required positional argument" in message:
+        if isinstance(error, TypeError | ValueError) and not isinstance(inputs, dict) and not hint:
             hint = several_hint(module)
         raise InputError(f"{fix}{who} cannot take inputs {shapes}{where} ({message}){hint}") from error
 
@@ -346,11 +346,16 @@ def _failing_layer(module: nn.Module, trace: TracebackType | None, whole: list[T
             continue
         given = [frame.f_locals.get(name) for name in frame.f_code.co_varnames[: frame.f_code.co_argcount]]
         first = next((t for t in given if isinstance(t, Tensor)), None)
-        shape = "no tensor" if first is None else str(list(first.shape))
+        shape = "no tensor" if first is None else _shown_shape(first, whole[0].shape[0])
         found = f": its layer '{names[layer]}', {_described(layer)}, got {shape}"
         came_in = first is not None and any(first.shape == t.shape for t in whole)  # nothing was done to it before
         hint = input_hint(layer, first) if first is not None and came_in else ""
     return found, hint
+
+
+def _shown_shape(t: Tensor, n: int) -> str:
+    """A shape with n for the number of examples."""
+    return str(["n", *t.shape[1:]] if t.dim() and len(t) == n else list(t.shape)).replace("'", "")
 
 
 def _described(layer: nn.Module) -> str:

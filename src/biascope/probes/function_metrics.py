@@ -30,17 +30,17 @@ def sign_similarity(view: View) -> float:
 
 @register()
 def representation_alignment(
-    view: View, layer: str | None = None, centred: bool | None = None, features: bool = False
+    view: View, layer: str | None = None, centered: bool | None = None, features: bool = False
 ) -> dict[str, float]:
     """Alignment of the Gram matrix r r^T of the last hidden representation with that at initialisation and the labels.
 
-    As in the papers, "init" is uncentred and "labels" centred over examples, unless `centred` says otherwise. Integer
+    As in the papers, "init" is uncentred and "labels" centred over examples, unless `centered` says otherwise. Integer
     labels are classes (one-hot) where the network has several outputs, values where it has one, as for `bs.ntk`.
 
     Args:
         view: what is measured.
         layer: the layer whose input is the representation; None for the last linear one.
-        centred: for both.
+        centered: for both.
         features: compare the feature Gram matrices r^T r instead (as some published code does), with "init" only.
 
     Example:
@@ -50,13 +50,13 @@ def representation_alignment(
         (['init', 'labels'], 1.0)
     """
     r, r0 = view.hidden(layer).double(), view.init.hidden(layer).double()
-    start = [_centred(t) for t in (r, r0)] if centred else [r, r0]
+    start = [_centred(t) for t in (r, r0)] if centered else [r, r0]
     if features:
         return {"init": cosine(start[0].mT @ start[0], start[1].mT @ start[1])}
     found = {"init": cosine(start[0] @ start[0].mT, start[1] @ start[1].mT)}
     if view.setup.y is not None:
         Y = targets(view.y, view.n, 1 if view.outputs.shape[1] == 1 else None).to(r.device)
-        r, Y = (r, Y) if centred is False else (_centred(r), _centred(Y))
+        r, Y = (r, Y) if centered is False else (_centred(r), _centred(Y))
         found["labels"] = cosine(r @ r.mT, Y @ Y.mT)
     return found
 

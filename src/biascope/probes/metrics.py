@@ -61,9 +61,9 @@ def register(
     """
 
     def keep(function: Any) -> Any:
-        known = name or function.__name__
-        REGISTER[known] = Metric(known, function, frozenset(needs), tuple(keeps), decades)
-        return checked(function)
+        known, held = name or function.__name__, checked(function)
+        REGISTER[known] = Metric(known, held, frozenset(needs), tuple(keeps), decades)
+        return held
 
     return keep
 

@@ -165,7 +165,12 @@ class LossGrid(Schedule):
         return (self.start or 1.0) * self.factor**level
 
 
-NAMES: dict[str, type[Schedule]] = {"steps": EverySteps, "epochs": EveryEpochs, "log": LogSteps, "loss": LossGrid}
+NAMES: dict[str, Callable[[], Schedule]] = {
+    "steps": EverySteps,
+    "epochs": EveryEpochs,
+    "log": lambda: LogSteps(first=1),  # a curve of a short run too
+    "loss": LossGrid,
+}
 
 
 def as_schedule(schedule: Schedule | str | int) -> Schedule:

@@ -1,5 +1,6 @@
 """The page of a study: the claim, published numbers beside ours, the figures remade, the numbers, the command."""
 
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,12 +18,19 @@ from biascope.support.errors import CorruptError, InputError
 from biascope.support.files import read_bytes, write_text
 from biascope.support.signatures import checked
 
+LONG = 300  # characters of a paragraph
 MOST_DPI = 2400  # a figure of 3.4 by 2.4 inches is 8160 pixels wide then
 INLINE = 20_000  # characters that the numbers of one chart may take on a page that is kept
 SMOKE = "A smoke run: it shows that the study runs, and proves nothing, whatever the numbers and verdicts below say."
 
 
 @checked
+def measured(text: str) -> Html:
+    """What was measured: one sentence a line where they are many."""
+    sentences = re.split(r"(?<=\.) (?=[A-Z])", text) if len(text) > LONG else [text]
+    return tag("div", *(tag("p", sentence) for sentence in sentences), class_="meaning")
+
+
 def write_study_page(
     path: str | Path, light: bool = False, formats: Sequence[str] = figures.FORMATS, dpi: int | None = None
 ) -> Path:
@@ -124,7 +132,7 @@ def study_page(run: Run, result: StudyResult, raw: dict[str, Any], light: bool =
         tag(
             "section",
             tag("h2", "What was measured"),
-            tag("p", result.measured, class_="meaning"),
+            measured(result.measured),
             fact_list(facts),
             symbol_list(study.name, _texts(result)),
         ),

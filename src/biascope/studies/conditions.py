@@ -120,11 +120,11 @@ class Condition:
 
         Example:
             >>> Condition("loss", below=1.0).describe({"loss": Estimate(2.0, 0.1)})
-            'loss: 2.00 ± 0.10, asked below 1: no'
+            'loss: 2.00 ± 0.10, required below 1: no'
         """
         names = self.matches(numbers)
         measured = ", ".join(f"{name}: {numbers[name]}" for name in names)
-        return f"{measured}, asked {self._asked(numbers)}"
+        return f"{measured}, required {self._asked(numbers)}"
 
     def brief(self, numbers: Mapping[str, Estimate]) -> str:
         """Whether it is so, as a sentence without the numbers.

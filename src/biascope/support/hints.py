@@ -35,6 +35,8 @@ def arguments_of(module: nn.Module) -> dict[str, bool | None]:
 def several_hint(module: nn.Module) -> str:
     """How to hand in several inputs, by the names of the module's forward."""
     needed = [name for name, needs in arguments_of(module).items() if needs]
+    if getattr(getattr(module, "config", None), "is_encoder_decoder", False):  # of transformers: all may be left out
+        needed = [str(getattr(module, "main_input_name", "input_ids")), "decoder_input_ids"]
     named = ", ".join(f"{name!r}: ..." for name in needed)
     wrapped = "where a shape is given, as to bs.nads, wrap it in a module that takes one"
     return f"; for several inputs give a dict {{{named}}}; {wrapped}" if needed[1:] else ""
@@ -48,7 +50,7 @@ def batch_hint(module: nn.Module, x: Tensor) -> str:
         return ""
     if not isinstance(first, nn.Linear) and first.in_channels == 1 != x.shape[0]:
         return "the axis of the channel is missing: pass x[:, None]. "
-    return "the first axis counts examples: for one example pass x[None]. "
+    return "the first axis counts examples: for one example pass x[None], for a list of them torch.stack(x). "
 
 
 def input_hint(layer: nn.Module, x: Tensor) -> str:

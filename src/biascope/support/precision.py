@@ -29,7 +29,7 @@ def arithmetic(precision: str) -> Iterator[None]:
     """Allow tf32 in products and convolutions on a GPU only if asked for; put the settings back after.
 
     cuDNN uses tf32 for float32 convolutions by default, which would cost three digits unasked. An autocast around the
-    call, which would cost five or six, ends at its door; one inside the network is part of the network.
+    call, which would cost five or six, does not reach inside; one inside the network is part of the network.
     """
     fast = precision in {"tf32", "bf16"}
     values = ("tf32" if fast else "ieee",) * len(ON_GPU) + ("ieee",) * len(ON_CPU)

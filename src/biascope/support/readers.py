@@ -17,7 +17,7 @@ from biascope.support.seeds import generator
 
 X_NAMES = ("x", "X", "images", "image", "img", "inputs", "input", "data", "features", "pixel_values", "x_train")
 Y_NAMES = ("y", "Y", "labels", "label", "targets", "target", "classes", "y_train")
-LABELS = ("y", "label", "target", "class")  # how arguments that hold labels begin
+LABELS = ("y", "label", "target", "class", "other")  # how arguments that hold labels begin; of alignments, `other`
 BATCH = 128  # examples of a data set that are read at once
 
 
@@ -96,10 +96,16 @@ def keywords_of(item: Any, arguments: Collection[str]) -> Any:
     if not (isinstance(arguments, Mapping) and isinstance(item, tuple | list) and item) or isinstance(item[0], Mapping):
         return item
     needed, known = [k for k, v in arguments.items() if v], [k for k, v in arguments.items() if v is not False]
+    if len(needed) < 2 <= len(known):
+        masked = "mask" in known[1] and len(item) > 1 and is_padding_mask(item[0], item[1])
+        if masked and len(item) == 3:  # as tokenizers and tutorials put them
+            return {known[0]: item[0], known[1]: item[1]}, item[2]
+        if masked or len(item) > 2:
+            named = [f"{name!r}: ..." for name in known[: max(len(item) - 1, 2)]]
+            ways = [named, [named[0], "'labels': ..."]] if masked else [[*named, "'labels': ..."]]
+            asked = " or ".join(f"{{{', '.join(way)}}}" for way in ways)
+            raise InputError(f"a batch of {len(item)} parts: say what they are, {asked}")
     if len(needed) < 2:
-        if len(item) > 2 and len(known) > 1:
-            named = ", ".join(f"{name!r}: ..." for name in known[: len(item) - 1])
-            raise InputError(f"a batch of {len(item)} parts: say what they are, {{{named}, 'labels': ...}}")
         return item
     nested = len(item) == 2 and isinstance(item[0], tuple | list) and len(item[0]) == len(needed)
     parts = [*item[0], item[1]] if nested else item
@@ -109,16 +115,45 @@ def keywords_of(item: Any, arguments: Collection[str]) -> Any:
     return (inputs, *labels) if labels else inputs
 
 
+def is_padding_mask(tokens: Any, mask: Any) -> bool:
+    """Is this 0 where texts [n, tokens] are padded, at one end with one token, and 1 elsewhere? Few labels are so.
+
+    Example:
+        >>> ids = torch.tensor([[5, 7, 0], [8, 0, 0]])
+        >>> is_padding_mask(ids, ids != 0), is_padding_mask(ids, ids > 6)
+        (True, False)
+    """
+    if not all(isinstance(t, Tensor) and t.dim() == 2 and not t.is_floating_point() for t in (tokens, mask)):
+        return False
+    if tokens.shape != mask.shape or not bool(((mask == 0) | (mask == 1)).all()):
+        return False
+    turns, pads = mask.long().diff(dim=1), tokens[mask == 0]
+    one_end = bool((turns <= 0).all()) or bool((turns >= 0).all())
+    return one_end and bool((pads == pads[:1]).all())
+
+
 def as_loader(data: Any) -> Any:
-    """A data set in batches; anything else as it is."""
-    if isinstance(data, Dataset):
-        return DataLoader(data, batch_size=BATCH)
+    """A data set in batches, also one that is a list of (example, label); anything else as it is."""
+    pair = data[0] if isinstance(data, list) and data and isinstance(data[0], tuple | list) else ()
+    held = len(pair) == 2 and isinstance(pair[0], Tensor | np.ndarray) and np.ndim(pair[1]) == 0
+    columns = hasattr(data, "column_names") and hasattr(data, "__getitem__")  # the datasets library
+    if columns and hasattr(data, "with_format"):
+        data = data.with_format("torch")
+    if isinstance(data, Dataset) or held or columns:
+        return DataLoader(data, batch_size=BATCH, collate_fn=_collated)
     if isinstance(getattr(data, "x", None), Tensor) and isinstance(getattr(data, "y", None), Tensor):
         return data.x, data.y  # biascope.data.Dataset
-    columns = getattr(data, "column_names", None)  # the datasets library
-    if columns is not None and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        return DataLoader(data, batch_size=BATCH)
     return data
+
+
+def _collated(rows: list[Any]) -> Any:
+    try:
+        return torch.utils.data.default_collate(rows)
+    except TypeError as error:
+        raise InputError(
+            f"the data set's examples cannot be put together ({str(error).rpartition('; ')[2]}): pictures need a "
+            "transform, as in training, e.g. torchvision.transforms.ToTensor()"
+        ) from error
 
 
 def in_order(loader: DataLoader[Any], what: str) -> Any:

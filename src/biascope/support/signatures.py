@@ -6,6 +6,7 @@ gets an error that names the argument and the fix. What the hints do not say (sh
 
 import os
 import types
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from biascope.support.readers import to_tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
+RENAMED = {"centred": "centered", "center": "centered"}  # arguments of version 0.1.0.dev0, which work and warn
 Check = Callable[[Any, str], Any]  # value, name of the argument -> the value to work with
 
 
@@ -83,6 +85,10 @@ class _Arguments:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         check, known = self._check, len(self.positions)
+        for old in RENAMED.keys() & kwargs.keys() - set(self.names):
+            if (new := RENAMED[old]) in self.names:
+                warnings.warn(f"{old} is now {new}", DeprecationWarning, stacklevel=3)
+                kwargs = {new if name == old else name: value for name, value in kwargs.items()}
         if not self.others and (odd := next((name for name in kwargs if name not in self.names), "")):
             raise InputError(
                 f"{self.fn.__qualname__.removesuffix('.__init__')}() takes no {odd!r}{near(odd, self.names)}"

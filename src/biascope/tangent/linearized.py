@@ -30,7 +30,7 @@ def linearize(
     model: nn.Module,
     at: State | None = None,
     *,
-    centred: bool = False,
+    centered: bool = False,
     params: ParamSelection = None,
     engine: Literal["vjp", "jvp"] = "vjp",
 ) -> Linearized:
@@ -45,9 +45,9 @@ def linearize(
     Args:
         model: any nn.Module.
         at: expand at another state (a module or a state dict; with its buffers, if it has them), the displacement still
-            counted from the parameters of `model`: f(x; at) + J(x; at) (theta - theta0). With `centred=True` this is
+            counted from the parameters of `model`: f(x; at) + J(x; at) (theta - theta0). With `centered=True` this is
             the kernel swap: train from zero with the kernel of a later checkpoint.
-        centred: leave f(x; theta0) out: J(x) (theta - theta0), which starts at zero.
+        centered: leave f(x; theta0) out: J(x) (theta - theta0), which starts at zero.
         params: which parameters are linearised, None for those with requires_grad (as for `bs.ntk`).
             The others are constants.
         engine: how gradients are computed. "vjp": J(x)^T u by one more plain pass at theta0. "jvp": autograd through
@@ -59,7 +59,7 @@ def linearize(
         >>> torch.equal(lin(x), net(x)), list(lin.state_dict()) == list(net.state_dict())
         (True, True)
     """
-    return Linearized(getattr(model, "_orig_mod", model), at, centred, params, engine)
+    return Linearized(getattr(model, "_orig_mod", model), at, centered, params, engine)
 
 
 @checked

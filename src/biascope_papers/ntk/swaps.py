@@ -169,7 +169,7 @@ def swapped(
     histories = [t.fit(net, x, y, recipe, order, at=steps, look=keep)]
     accuracies = [t.evaluate(net, *test)[1]]
     for step in steps:
-        model = linearize(start, at=kept[step], centred=True)
+        model = linearize(start, at=kept[step], centered=True)
         histories.append(t.fit(model, x, y, recipe, order))
         accuracies.append(t.evaluate(model, *test)[1])
     iterations = [min(t.iterations_to(h, LEVEL, each), float(recipe.steps)) for h in histories]

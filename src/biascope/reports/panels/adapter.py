@@ -4,7 +4,6 @@ Objects with `.logits`, dicts and tuples come back as one tensor. What looks up 
 which have derivatives, in the place of its own embedding.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from biascope.ensembles.redraw import from_transformers
 from biascope.network.outputs import main_tensor
+from biascope.support.hints import arguments_of
 
 Take = Callable[[Any], Tensor | None]
 Still = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
@@ -117,14 +118,9 @@ def one_row(out: Any) -> Tensor | None:
     return meant(out)
 
 
-def from_transformers(net: object) -> bool:
-    """Is this a model of the transformers library?"""
-    return hasattr(net, "config") and hasattr(net, "main_input_name") and hasattr(type(net), "from_pretrained")
-
-
 def caches(net: nn.Module) -> bool:
     """Does the network keep keys and values for the next token, unless it is told not to?"""
-    return "use_cache" in parameters_of(net)
+    return "use_cache" in arguments_of(net)
 
 
 def argument_of(net: nn.Module) -> str:
@@ -132,18 +128,10 @@ def argument_of(net: nn.Module) -> str:
     if not from_transformers(net):
         return ""
     name = str(net.main_input_name)
-    return "inputs_embeds" if name == "input_ids" and "inputs_embeds" in parameters_of(net) else name
+    return "inputs_embeds" if name == "input_ids" and "inputs_embeds" in arguments_of(net) else name
 
 
 def first_table(net: nn.Module) -> str:
     """The name of the first embedding with more than one row, "" if there is none."""
     tables = (name for name, m in net.named_modules() if isinstance(m, nn.Embedding) and m.num_embeddings > 1)
     return next(tables, "")
-
-
-def parameters_of(net: nn.Module) -> list[str]:
-    """Names of what a network's forward takes."""
-    try:
-        return list(inspect.signature(net.forward).parameters)
-    except (TypeError, ValueError):  # not written in Python
-        return []

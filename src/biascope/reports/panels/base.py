@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from biascope.ensembles import Initialiser, record
+from biascope.ensembles.redraw import redrawing
 from biascope.reports.html import Html
 from biascope.reports.panels import sources
 from biascope.reports.panels.adapter import embedding, plain
@@ -21,13 +22,13 @@ from biascope.reports.panels.fitness import check, comma, one_tensor
 from biascope.reports.panels.fitting import Fit, fit_of
 from biascope.reports.panels.loading import Weights, with_weights
 from biascope.reports.panels.pace import Pace, in_words, measure
-from biascope.reports.panels.redraw import redrawing
 from biascope.support.arguments import device_of
 from biascope.support.errors import InputError, UnsupportedError
 from biascope.support.memory import free_memory
 from biascope.support.seeds import derive, generator, seeded
 
 T = TypeVar("T")
+OWN_WEIGHTS = ", whose weights are the given ones"
 RULE_BYTES = 60  # per parameter while the layer rules are checked: 58 measured on 20 million parameters in one layer
 
 
@@ -233,8 +234,8 @@ def make_subject(
     one, notes = drawn(factory, 0), fit.notes
     draws: sources.Factory | None = factory
     if same(one, drawn(factory, 1)):
-        weights, (again, how) = one if weights is None else weights, redrawing(plain(one))
-        notes = (*notes, how)
+        weights, (again, how) = one if weights is None else weights, redrawing(plain(one), OWN_WEIGHTS)
+        notes = (*notes, how if again else f"{how} to see the panels that average over initialisations.")
         draws = None if again is None else lambda: fit.wrap(again())
 
     def build(child: int) -> nn.Module:

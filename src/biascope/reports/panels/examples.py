@@ -1,5 +1,6 @@
 """Labelled data as people hold it, for a card: a name, a file, arrays, columns of a table, a data set, a loader."""
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -111,6 +112,8 @@ def _read(given: Any, seed: int) -> tuple[str, Any, Any]:
 def _pair(item: Mapping[str, Any], name: str) -> tuple[Any, Any]:
     found = pair_of(item)
     if found is None and "input_ids" in item:  # a batch of Hugging Face
+        if not torch.as_tensor(item.get("attention_mask", 1)).all():
+            warnings.warn("a card is about one input: attention_mask is left out, padding is read", stacklevel=9)
         found = (item["input_ids"], next((item[key] for key in Y_NAMES if key in item), None))
     if found is None or found[1] is None:
         raise InputError(
@@ -133,6 +136,8 @@ def _from_batches(given: Iterable[Any], seed: int) -> tuple[Any, Any]:
             if not isinstance(more, tuple | list) or len(more) != 2:
                 got = f"of {len(item)}" if isinstance(more, tuple | list) else "without labels"
                 fix = "give pairs, e.g. [(b[0], b[-1]) for b in loader]"
+                if hasattr(given, "columns"):  # iterating over a table gives the names of its columns
+                    fix = "give inputs and labels of a table, e.g. data=(table[['a', 'b']], table['label'])"
                 raise InputError(f"a batch of the data is a {type(item).__name__} {got}: {fix}")
             x.append(to_tensor(more[0], "x"))
             y.append(list(more[1]) if holds_words(more[1]) else to_tensor(more[1], "y"))

@@ -1,6 +1,5 @@
 """What a card needs of a network; each refusal says what to do instead."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from biascope.support.errors import BiascopeError, InputError
+from biascope.support.hints import arguments_of
 
 
 def check(name: str, network: nn.Module, x: Tensor) -> None:
@@ -92,12 +92,7 @@ def _wrapper(name: str, call: str) -> str:
 
 def needed(network: nn.Module) -> list[str]:
     """Names of the inputs that a network cannot be called without."""
-    try:
-        parameters = inspect.signature(network.forward).parameters.values()
-    except (TypeError, ValueError):  # not written in Python
-        return []
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in variable]
+    return [name for name, needs in arguments_of(network).items() if needs]
 
 
 def _for_one_input(name: str, inputs: Sequence[str]) -> str:
@@ -135,4 +130,7 @@ def _remedy(network: nn.Module, shape: Sequence[int]) -> str:
             return (
                 f"its first convolution takes {channels} channels: type --input {needed} (or give data of such a shape)"
             )
+    first = next((m for m in network.modules() if isinstance(m, nn.Linear)), None)
+    if first is not None and len(shape) == 1 != shape[0] != first.in_features:
+        return f"its first linear layer takes {first.in_features} numbers: type --input {first.in_features}"
     return "give the shape of one input with --input, for example --input 3,32,32"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from biascope.ensembles.redraw import from_transformers
 from biascope.network.outputs import main_tensor
 from biascope.reports.panels.adapter import (
     Adapted,
@@ -19,7 +20,6 @@ from biascope.reports.panels.adapter import (
     argument_of,
     embedding,
     first_table,
-    from_transformers,
     meant,
     one_row,
     plain,

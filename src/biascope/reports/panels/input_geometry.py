@@ -1,4 +1,4 @@
-"""What the input sees: along which directions of the input a freshly initialised network varies.
+"""What the network responds to: along which directions of the input a freshly initialised network varies.
 
 G = E[g g^T], g the derivative of the first output by the input, averaged over random initialisations. Its eigenvectors,
 sorted, are the neural anisotropy directions: directions of decreasing preference. The derivative is taken by central

@@ -236,9 +236,9 @@ def full_facts(subject: Subject, n: int) -> list[tuple[str, object]]:
         return []
     x = subject.examples(n)
     Y = targets(subject, n).to(x.device)
-    found = {"initialisation 1": subject.network} | ({"given weights": subject.trained} if subject.trained else {})
-    values = ", ".join(f"{name} {biascope.ntk(one, x).alignment(Y):.3f}" for name, one in found.items())
-    return [("Full kernel", f"{values}; {full_ceiling(Y):.3f} at most while outputs are alike")]
+    found = {"one initialisation": subject.network} | ({"given weights": subject.trained} if subject.trained else {})
+    facts = [(f"Full kernel, {name}", f"{biascope.ntk(one, x).alignment(Y):.3f}") for name, one in found.items()]
+    return [*facts, ("Full kernel, outputs alike", f"≤ {full_ceiling(Y):.3f}")]
 
 
 def _meaning(start: Start, given: Alignment | None) -> str:

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from biascope.reports.panels.adapter import from_transformers, plain
+from biascope.ensembles.redraw import from_transformers
+from biascope.reports.panels.adapter import plain
 from biascope.support.errors import InputError, near
 
 WEIGHTS = (".pt", ".pth", ".safetensors", ".ckpt", ".bin")  # how files of weights are named
@@ -40,10 +41,10 @@ def weights_stamp(weights: Weights | None) -> object:
 
 def with_weights(network: nn.Module, weights: Weights) -> nn.Module:
     """The network with weights given in any of these ways."""
-    if isinstance(weights, nn.Module):
-        return put_weights(network, plain(weights).state_dict(), weights_name(weights))
-    if isinstance(weights, Mapping):
-        return put_weights(network, tidied(weights, weights_name(weights)), weights_name(weights))
+    if isinstance(weights, nn.Module | Mapping):
+        name = f"'{weights_name(weights)}'"
+        state = plain(weights).state_dict() if isinstance(weights, nn.Module) else weights
+        return put_weights(network, tidied(state, name), name)
     path, own = Path(weights), plain(network)
     folder = path if path.is_dir() else path.parent
     if from_transformers(own) and (folder / "config.json").is_file() and _stored_otherwise(own, path):
@@ -172,14 +173,14 @@ def put_weights(network: nn.Module, state: Mapping[str, Tensor], path: object) -
     own = network.state_dict()
     state = fitted(own, state, path)
     wrong = [
-        f"{name} is {tuple(value.shape)} in the file and {tuple(own[name].shape)} in the network"
+        f"{name} is {tuple(value.shape)} in the weights and {tuple(own[name].shape)} in the network"
         for name, value in state.items()
         if name in own and own[name].shape != value.shape
     ]
     missing, extra = [name for name in own if name not in state], [name for name in state if name not in own]
     problems = wrong[:5]
     if missing:
-        problems.append(f"the file has no {_some(missing)}{near(missing[0], extra) if extra else ''}")
+        problems.append(f"the weights have no {_some(missing)}{near(missing[0], extra) if extra else ''}")
     if extra:
         problems.append(f"the network has no {_some(extra)}")
     if problems:
@@ -190,7 +191,7 @@ def put_weights(network: nn.Module, state: Mapping[str, Tensor], path: object) -
     for name, value in state.items():
         if own[name].is_floating_point() and not value.is_floating_point():
             raise InputError(
-                f"--weights {path}: {name} is {value.dtype} in the file and {own[name].dtype} in the network"
+                f"--weights {path}: {name} is {value.dtype} in the weights and {own[name].dtype} in the network"
             )
         if not torch.isfinite(value).all():
             raise InputError(f"--weights {path}: {name} holds nan or infinity; take weights from before that happened")

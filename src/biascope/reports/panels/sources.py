@@ -11,7 +11,9 @@ hf:path/to/folder              a model of `save_pretrained` with its weights; or
 import ast
 import copy
 import importlib
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +22,7 @@ import torch
 from torch import nn
 
 from biascope import nets
+from biascope.nets.registry import NoFactoryError
 from biascope.reports.panels.adapter import Adapted, Way, argument_of, one_row, plain
 from biascope.reports.panels.loading import WEIGHTS, Weights, weights_file
 from biascope.studies.own_networks import own_factory
@@ -55,7 +58,12 @@ def resolve(spec: Spec, input_shape: Sequence[int] | None = None, **options: Any
         return PACKAGES[prefix](rest, asked, options)
     if not colon:
         _complete(spec)
-    factory = own_factory(spec, settable=True)
+    try:
+        factory = own_factory(spec, settable=True)
+    except NoFactoryError as error:
+        if not isinstance(error.found, nn.Module):
+            raise
+        return _handed_in(error.found, asked, options)
     if colon:
         if asked is None:
             raise InputError(f"{spec}: say what one input looks like, for example --input 3,32,32")
@@ -68,6 +76,17 @@ def resolve(spec: Spec, input_shape: Sequence[int] | None = None, **options: Any
     return (lambda: factory(**options)), shape
 
 
+@dataclass(frozen=True)
+class Copies:
+    """Copies of the one network that was handed in."""
+
+    network: nn.Module
+
+    def __call__(self) -> nn.Module:
+        """One more."""
+        return copy.deepcopy(self.network)
+
+
 def _handed_in(
     factory: Callable[..., nn.Module], shape: Shape | None, options: Mapping[str, Any]
 ) -> tuple[Factory, Shape]:
@@ -76,8 +95,7 @@ def _handed_in(
     if shape is None:
         raise InputError(f"{name}: say what one input looks like, for example input_shape=(3, 32, 32)")
     if isinstance(factory, nn.Module):
-        net = plain(factory)
-        return (lambda: copy.deepcopy(net)), shape
+        return Copies(plain(factory)), shape
 
     def make() -> nn.Module:
         made = factory(**options)
@@ -95,6 +113,8 @@ def takes(spec: Spec, option: str) -> bool:
 
 def _complete(spec: str) -> None:
     """A script or a module without the name of a function is a frequent slip: say what is missing."""
+    if (Path(spec) / "config.json").is_file():
+        raise InputError(f"{spec} is a folder of save_pretrained: type hf:{spec}")
     where, dot, last = spec.rpartition(".")
     if spec in nets.names() or not dot:
         return
@@ -161,6 +181,8 @@ def _transformers(name: str, shape: Shape | None, options: Mapping[str, Any]) ->
     transformers = _package("transformers")
     folder = stored(name)
     if folder is None:
+        if Path(name).is_absolute() or name.startswith("."):
+            raise InputError(f"hf:{name}: there is no such folder")
         auto = importlib.import_module("transformers.models.auto.configuration_auto")
         _known(name, auto.CONFIG_MAPPING_NAMES, "hf")
     try:
@@ -269,7 +291,9 @@ def _explained(spec: str, build: Factory) -> Factory:
         except BiascopeError:
             raise
         except Exception as error:
-            raise InputError(f"{spec} raised {type(error).__name__}: {error}") from error
+            missing = re.findall(r"'(\w+)'", str(error)) if "required positional argument" in str(error) else []
+            fix = f"; add {' and '.join(f'--set {name}=...' for name in missing)}" if missing else ""
+            raise InputError(f"{spec} raised {type(error).__name__}: {error}{fix}") from error
 
     return make
 

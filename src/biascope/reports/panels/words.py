@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import biascope
+from biascope.ensembles.redraw import from_transformers
 from biascope.reports import figures
 from biascope.reports.html import Html, figure, table, tag
-from biascope.reports.panels.adapter import caches, from_transformers, plain
+from biascope.reports.panels.adapter import caches, plain
 from biascope.reports.panels.base import Panel, Subject, card_panel
 from biascope.reports.panels.pace import largest_within
 from biascope.reports.study_page import fact_list

@@ -1,28 +1,40 @@
 """One network as many: its initialisers are found and called again, where it was handed in ready made."""
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from biascope.reports.panels.adapter import from_transformers
+from biascope.support.errors import InputError
 
 Factory = Callable[[], nn.Module]
 ONE = (
-    "It was given as one network: its weights are the given weights, and initialisations are drawn {}. If yours "
-    "initialises in another way, pass a function that builds a new one."
+    "Given as one network{}; initialisations are drawn {}. If yours initialises in another way, pass a function "
+    "that builds a new one."
 )
-ALONE = (
-    "It was given as one network, and no reset_parameters draws {} again: panels that average over initialisations are "
-    "left out. Pass a function that builds a new network to see them."
-)
+ALONE = "Given as one network, and no reset_parameters draws {} again: pass a function that builds a new network"
 RESETS = ("reset_parameters", "_reset_parameters")  # as torch's layers call them
 
 
-def redrawing(net: nn.Module) -> tuple[Factory | None, str]:
-    """A function that builds networks like this one, freshly initialised, if there is one; and what a page says of it.
+def from_transformers(net: object) -> bool:
+    """Is this a model of the transformers library?"""
+    return hasattr(net, "config") and hasattr(net, "main_input_name") and hasattr(type(net), "from_pretrained")
+
+
+def drawn_again(net: nn.Module) -> Factory:
+    """What `redrawing` finds, with a warning that says what it is; an error where there is nothing."""
+    factory, how = redrawing(net)
+    if factory is None:
+        raise InputError(f"{type(net).__name__}: {how}")
+    warnings.warn(f"{type(net).__name__}: {how}", stacklevel=6)
+    return factory
+
+
+def redrawing(net: nn.Module, kept: str = "") -> tuple[Factory | None, str]:
+    """A function that builds networks like this one, freshly initialised, if there is one; and a sentence about it.
 
     A transformers model is built anew from its configuration. Elsewhere every layer's `reset_parameters` is called,
     then `_init_weights` or `init_weights` where the network has one. What its constructor did beside is not seen.
@@ -34,13 +46,13 @@ def redrawing(net: nn.Module) -> tuple[Factory | None, str]:
     """
     if from_transformers(net):
         kind: Any = type(net)
-        return lambda: kind(copy.deepcopy(net.config)).float(), ONE.format("from its configuration")
+        return lambda: kind(copy.deepcopy(net.config)).float(), ONE.format(kept, "from its configuration")
     first, how = _drawn(net)
     left = [name for name, p in first.named_parameters() if p.numel() and bool(torch.isnan(p).any())]
     if left:
         more = f" and {len(left) - 3} more" if len(left) > 3 else ""
         return None, ALONE.format(f"{', '.join(left[:3])}{more}")
-    return lambda: _drawn(net)[0], ONE.format(f"by {how}")
+    return lambda: _drawn(net)[0], ONE.format(kept, f"by {how}")
 
 
 def _drawn(net: nn.Module) -> tuple[nn.Module, str]:
