@@ -6,6 +6,9 @@ ends lowest is trained from every seed; one that from another seed does not lear
 classes, the pair with the lowest error on test images at any look is trained from every seed as well. Of runs from
 before there was a grid, what they chose is read from their arrays.
 
+Where a problem allows it, the settings of an optimiser are trained `together`, and the seconds are steps times the pace
+of the optimiser by itself, over a few periods of refreshes; what is to be judged by time is trained `alone`.
+
 A setting that diverges is a bad setting, not an error. The seconds hold everything an optimiser does and nothing else.
 An optimiser has learnt if from every seed it ends below where it began and below 0.9 of the plateau, the loss of the
 best constant output. Being ahead of one that has not tests nothing.
