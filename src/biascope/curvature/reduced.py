@@ -27,7 +27,8 @@ from biascope.curvature.thin import LowRankEigenPiece, ReducedEigenPiece
 from biascope.network.layers.blocks import MatrixFactor
 
 SAMPLE = 256  # rows from which the error of a side is estimated
-ROOM = 2**24  # numbers in them, and in temporaries
+ROOM = 2**24  # numbers in them
+FEW = 2**20  # numbers in temporaries
 
 
 class Half:
@@ -166,7 +167,8 @@ class ReducedSum(KroneckerSum):
             s_A, U_A = self.A / n, self.A[:, :0]
         else:
             s_A, U_A = self.input.spectrum(n)
-        s = (s_B[:, :, None] * s_A[:, None, :])[:, None]
+        shared = self.unit.output.kind == "shared"
+        s = (s_B[:, : 1 if shared else None, None] * s_A[:, None, :])[:, None].expand(-1, -1, s_B.shape[1], -1)
         kind = LowRankEigenPiece if self.unit.output.kind == "low rank" else ReducedEigenPiece
         return kind(self.unit.names, U_B, None if U_A.dim() == 2 else U_A, s, s_B, s_A, self.layout)
 
@@ -185,8 +187,9 @@ class ReducedScalings(Sum):
         super().__init__(unit, space)
         self.basis = basis
         self.shared = unit.output.kind == "shared"
-        g, _, o, i = basis.s.shape
-        self.s = torch.zeros(g, 1 if self.shared else o, i, dtype=space.dtype, device=space.device)
+        g, _, _, i = basis.s.shape
+        own = basis.s[:, 0]  # its memory: the products of the eigenvalues are not needed any more
+        self.s = own.new_zeros(g, 1, i) if self.shared else own.zero_()
 
     def add(self, chunk: Chunk) -> None:  # noqa: D102
         factor, E = chunk.matrix(self.unit.blocks[0].names), self.basis
@@ -206,7 +209,7 @@ class ReducedScalings(Sum):
             if not self.shared:
                 add_squares(self.s, G, A)
                 continue
-            step = max(1, ROOM // (i * z.groups))
+            step = max(1, FEW // (i * z.groups))
             for g in torch.split(G, step, dim=3):
                 own = self.s.new_zeros(z.groups, g.shape[3], i)
                 add_squares(own, g, A)
@@ -214,7 +217,7 @@ class ReducedScalings(Sum):
 
     def finish(self, n: int) -> Piece:  # noqa: D102
         E = self.basis
-        s = (self.s / n)[:, None].expand(E.s.shape)
+        s = self.s.div_(n)[:, None].expand(E.s.shape)
         return type(E)(E.names, E.U_B, E.U_A, s, E.s_B, E.s_A, E.layout)
 
 

@@ -186,7 +186,7 @@ class EigenSum(Sum):
         self.unit, self.space = unit, space
         self.basis = basis
         g, e, o, i = basis.s.shape
-        self.by_offset = torch.zeros(g, o, e, i, dtype=space.dtype, device=space.device)
+        self.by_offset = basis.s.contiguous().view(g, o, e, i).zero_()  # its memory: it is not needed any more
         self.s = self.by_offset.view(g, o, e * i)
 
     def add(self, chunk: Chunk) -> None:  # noqa: D102
