@@ -68,11 +68,12 @@ class Half:
         most = max(2, min(SAMPLE, ROOM // self.d))
         if self.side.kind in ("full", "low rank") or (self.sample is not None and len(self.sample) >= most):
             return
-        rows = X[:, 0].mT.reshape(-1, self.d)
-        some = torch.linspace(0, len(rows) - 1, min(len(rows), 2 * most), device="cpu").long()
-        rows = rows[some.to(rows.device)]
-        rows = rows[(rows != 0).any(1)]
-        self.sample = (rows if self.sample is None else torch.cat([self.sample, rows]))[:most].clone()
+        held = 0 if self.sample is None else len(self.sample)
+        live = X[:, 0].any(1).nonzero()  # examples and positions
+        some = torch.linspace(0, len(live) - 1, min(len(live), most - held), device="cpu")
+        live = live[some.long().to(live.device)]
+        rows = X[live[:, 0], 0, :, live[:, 1]]
+        self.sample = rows if self.sample is None else torch.cat([self.sample, rows])
 
     def spectrum(self, count: int) -> tuple[Tensor, Tensor]:
         """Eigenvalues [g, d] (or [g, r]) and the basis, as `turns` says, of the sum over `count`."""
@@ -99,7 +100,8 @@ class Half:
         if self.sample is None or len(self.sample) < 2:
             return None
         X = self.sample.double() if self.sample.numel() <= ROOM // 16 else self.sample
-        X = X / X.norm(dim=1).square().mean().sqrt()
+        self.sample = None
+        X /= X.norm(dim=1).square().mean().sqrt()
         whole = _pairs(X @ X.T)
         if self.side.kind == "blocks":
             kept = sum([_pairs(x @ x.T) for x in torch.split(X, self.d // self.side.count, 1)])

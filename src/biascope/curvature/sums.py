@@ -309,8 +309,8 @@ def _summed_pieces(data: Pass, units: list[Unit], space: ParameterSpace, keep: b
                 total.add(chunk)
     if data.team.size > 1:
         add_positions(data, sums)
+    data.errors = {total.unit.names: total.errors() for total in sums if total.unit.form}  # and samples are freed
     pieces = [total.finish(data.stream.n) for total in sums]
-    data.errors = {total.unit.names: total.errors() for total in sums if total.unit.form}
     del sums
     if second:
         data.finite()
