@@ -28,7 +28,7 @@ from biascope.network.layers.blocks import MatrixFactor
 
 SAMPLE = 256  # rows from which the error of a side is estimated
 ROOM = 2**24  # numbers in them
-FEW = 2**20  # numbers in temporaries
+FEW = {"cpu": 2**20}  # numbers in temporaries; as many as in samples elsewhere, where launches count
 
 
 class Half:
@@ -211,7 +211,7 @@ class ReducedScalings(Sum):
             if not self.shared:
                 add_squares(self.s, G, A)
                 continue
-            step = max(1, FEW // (i * z.groups))
+            step = max(1, FEW.get(G.device.type, ROOM) // (i * z.groups))
             for g in torch.split(G, step, dim=3):
                 own = self.s.new_zeros(z.groups, g.shape[3], i)
                 add_squares(own, g, A)
