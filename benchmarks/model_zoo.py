@@ -92,6 +92,63 @@ def vision(name: str, size: int = 16, **sizes: Any) -> Callable[[], tuple[nn.Mod
     return build
 
 
+def listener() -> tuple[nn.Module, Batch]:
+    """Whisper: sound in, the next word of a sentence out."""
+    import transformers
+
+    sizes = {f"{part}_{what}": v for part in ("encoder", "decoder") for what, v in _HALF.items()}
+    places = {"max_source_positions": 8, "max_target_positions": 8, "decoder_start_token_id": 1}
+    config = transformers.WhisperConfig(vocab_size=WORDS, num_mel_bins=4, d_model=12, **sizes, **places, **SPECIAL)
+    config.use_cache = False
+    inputs = {"input_features": torch.randn(N, 4, 16), "decoder_input_ids": words(N, TOKENS - 1)}
+    return transformers.WhisperForConditionalGeneration(config), inputs
+
+
+class Matches(nn.Module):
+    """Features of an image times those of a text, from a model of both."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values: Tensor, input_ids: Tensor) -> Tensor:
+        """[n, features]."""
+        image = self.model.get_image_features(pixel_values=pixel_values)
+        text = self.model.get_text_features(input_ids=input_ids)
+        found: Tensor = image.pooler_output * text.pooler_output
+        return found
+
+
+def two_towers(name: str, **sizes: Any) -> Callable[[], tuple[nn.Module, Batch]]:
+    """A model of images and texts."""
+
+    def build() -> tuple[nn.Module, Batch]:
+        import transformers
+
+        tower = {**SIZES, "num_hidden_layers": 1}
+        text = {**tower, "vocab_size": WORDS, "max_position_embeddings": 8, **SPECIAL}
+        sight = {**tower, "image_size": 16, "patch_size": 8}
+        config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=sight, **sizes)
+        inputs = {"pixel_values": torch.randn(N, 3, 16, 16), "input_ids": words(N, TOKENS)}
+        return Matches(getattr(transformers, f"{name}Model")(config)), inputs
+
+    return build
+
+
+def seeing() -> tuple[nn.Module, Batch]:
+    """LLaVA: four places of the text hold an image."""
+    import transformers as tf
+
+    sight = tf.CLIPVisionConfig(**{**SIZES, "num_hidden_layers": 1}, image_size=16, patch_size=8)
+    text = tf.LlamaConfig(**GROUPED, **SPECIAL, vocab_size=WORDS + 1, use_cache=False)
+    config = tf.LlavaConfig(
+        vision_config=sight, text_config=text, image_token_index=WORDS, image_seq_length=4, vision_feature_layer=-1
+    )
+    ids = words(N, 7)
+    ids[:, 1:5] = WORDS
+    return tf.LlavaForConditionalGeneration(config), {"input_ids": ids, "pixel_values": torch.randn(N, 3, 16, 16)}
+
+
 def speech(name: str, inputs: Callable[[], Tensor], **sizes: Any) -> Callable[[], tuple[nn.Module, Batch]]:
     """A classifier of sounds."""
 
@@ -127,13 +184,16 @@ def timm_class(file: str, name: str, size: int, **sizes: Any) -> Callable[[], tu
     return build
 
 
-def lora() -> tuple[nn.Module, Batch]:
-    """Llama with low-rank adapters of the attention, the only parameters that are trained."""
-    import peft
+def adapted(kind: str, **options: Any) -> Callable[[], tuple[nn.Module, Batch]]:
+    """Llama with adapters, the only parameters that are trained."""
 
-    model, x = language_model("llama", **GROUPED)()
-    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    return peft.get_peft_model(model, config), x  # type: ignore[arg-type]
+    def build() -> tuple[nn.Module, Batch]:
+        import peft
+
+        model, x = language_model("llama", **GROUPED)()
+        return peft.get_peft_model(model, getattr(peft, f"{kind}Config")(**options)), x  # type: ignore[arg-type]
+
+    return build
 
 
 ZOO: dict[str, Entry] = {}
@@ -144,6 +204,10 @@ def _add(source: str, kind: str, **entries: Callable[[], tuple[nn.Module, Batch]
 
 
 _HF = "transformers"
+_HALF = {"layers": 1, "attention_heads": 2, "ffn_dim": 16}
+_DELTA = {
+    "linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 4, "linear_value_head_dim": 4
+}  # fmt: skip
 _LATENT = {"q_lora_rank": 4, "kv_lora_rank": 4, "qk_rope_head_dim": 2, "qk_nope_head_dim": 2, "v_head_dim": 3}
 _WAVES = {"conv_dim": (6, 6), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2}
 _SPEECH = {
@@ -196,7 +260,54 @@ _add(
         block_types=["recurrent", "attention"],
     ),
 )  # fmt: skip
-_add("peft", "language model", llama_lora=lora)
+_add(
+    _HF,
+    "language model",
+    gemma3_text=language_model("gemma3_text", **GROUPED, head_dim=6, sliding_window=3),
+    cohere2=language_model("cohere2", **GROUPED, head_dim=6, sliding_window=3),
+    olmo3=language_model("olmo3", **GROUPED, sliding_window=3),
+    glm4=language_model("glm4", **GROUPED, head_dim=6),
+    granite=language_model("granite", **GROUPED),
+    smollm3=language_model("smollm3", **GROUPED),
+    starcoder2=language_model("starcoder2", **GROUPED, sliding_window=3),
+    minicpm3=language_model("minicpm3", **{**GROUPED, "num_key_value_heads": 2}, **_LATENT),
+    deepseek_v2=language_model(
+        "deepseek_v2", **{**GROUPED, "num_key_value_heads": 2}, **EXPERTS, **_LATENT,
+        n_routed_experts=4, n_shared_experts=1, n_group=2, topk_group=1, first_k_dense_replace=1, head_dim=2,
+    ),
+    llama4_text=language_model("llama4_text", **GROUPED, head_dim=6, num_local_experts=3, num_experts_per_tok=2),
+    hunyuan_moe=language_model(
+        "hunyuan_v1_moe", **GROUPED, head_dim=6, num_experts=3, moe_topk=2, num_shared_expert=1
+    ),
+    jetmoe=language_model(
+        "jetmoe", **GROUPED, kv_channels=6, num_local_experts=3, num_experts_per_tok=2
+    ),
+    olmoe=language_model("olmoe", **GROUPED, num_experts=3, num_experts_per_tok=2),
+    qwen3_next=language_model(
+        "qwen3_next", **GROUPED, **EXPERTS, **_DELTA, head_dim=6, num_experts=3, shared_expert_intermediate_size=8,
+        layer_types=["linear_attention", "full_attention"],
+    ),
+    falcon_h1=language_model(
+        "falcon_h1", **GROUPED, head_dim=6, mamba_d_state=3, mamba_d_head=6, mamba_n_heads=4, mamba_d_ssm=24,
+        mamba_n_groups=1, mamba_chunk_size=4,
+    ),
+    lfm2=language_model("lfm2", **GROUPED, layer_types=["conv", "full_attention"], block_ff_dim=16),
+)  # fmt: skip
+_ADAPTED = {"target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
+_add(
+    "peft",
+    "language model",
+    llama_lora=adapted("Lora", r=2, **_ADAPTED),
+    llama_dora=adapted("Lora", r=2, use_dora=True, **_ADAPTED),
+    llama_ia3=adapted("IA3", target_modules=["v_proj", "down_proj"], feedforward_modules=["down_proj"]),
+    llama_prompt=adapted("PromptTuning", num_virtual_tokens=2, task_type="CAUSAL_LM"),
+)
+_add(
+    _HF,
+    "text encoder",
+    gpt2_classifier=encoder("gpt2", n_embd=12, n_layer=2, n_head=2, n_positions=8),
+    llama_classifier=encoder("llama", **GROUPED),
+)
 _add(
     _HF,
     "text encoder",
@@ -210,12 +321,22 @@ _add(
     ),
     xlnet=encoder("xlnet", d_model=12, n_layer=2, n_head=2, d_inner=16),
     modernbert=encoder("modernbert", **SIZES, max_position_embeddings=16, local_attention=2, reference_compile=False),
+    mpnet=encoder("mpnet", **SIZES, max_position_embeddings=16),
+    longformer=encoder("longformer", **SIZES, attention_window=4, max_position_embeddings=16),
+    big_bird=encoder("big_bird", **SIZES, attention_type="original_full", max_position_embeddings=16),
+    convbert=encoder(
+        "convbert", **SIZES, embedding_size=6, head_ratio=1, conv_kernel_size=3, max_position_embeddings=16
+    ),
     fnet=encoder("fnet", hidden_size=12, num_hidden_layers=2, intermediate_size=16, max_position_embeddings=16),
 )
 _add(
     _HF,
     "text to text",
     t5=translator("t5", d_model=12, d_ff=16, d_kv=6, num_layers=1, num_heads=2),
+    longt5=translator(
+        "longt5", d_model=12, d_ff=16, d_kv=6, num_layers=1, num_heads=2, local_radius=2, global_block_size=2,
+        encoder_attention_type="transient-global",
+    ),
     bart=translator(
         "bart", d_model=12, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
         encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=16,
@@ -236,9 +357,11 @@ _add(
     ),
     mobilenet_v2=vision("mobilenet_v2", depth_multiplier=0.1, min_depth=4, depth_divisible_by=4, image_size=16),
 )  # fmt: skip
+_add(_HF, "images and text", clip=two_towers("CLIP", projection_dim=6), siglip=two_towers("Siglip"), llava=seeing)
 _add(
     _HF,
     "sound",
+    whisper=listener,
     wav2vec2=speech("wav2vec2", lambda: torch.randn(N, 100), **_SPEECH),
     audio_spectrogram_transformer=speech(
         "audio-spectrogram-transformer", lambda: torch.randn(N, 16, 8), **SIZES, patch_size=4, frequency_stride=4,

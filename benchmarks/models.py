@@ -5,7 +5,8 @@
     python benchmarks/models.py --page              # write docs/reference/models.md from the result
 
 Truth is a Jacobian by autograd, one output of one example at a time, in float64. Parameters are moved off their
-initialisation by noise, so that nothing vanishes by construction. Checked against it:
+initialisation by noise, so that nothing vanishes by construction. biascope sees other inputs first: what it learns of
+a network there, such as which experts take which tokens, must hold for these. Checked against it:
 
 - kernel: all entries of the full kernel, and the same from a batch of two and one of one;
 - diagonal: of the exact Fisher information, every entry;
@@ -21,6 +22,7 @@ plain forward pass), float32, one thread. At these sizes they show the work in P
 """
 
 import argparse
+import contextlib
 import json
 import sys
 import time
@@ -354,6 +356,8 @@ def row(name: str, entry: Entry) -> dict[str, Any]:
     """Everything about one model."""
     start = time.process_time()
     model, x = build(entry)
+    with contextlib.suppress(bs.BiascopeError):  # its cells say why
+        bs.ntk(model, double(entry.build()[1]), outputs=0, output=logits)
     truth = Truth(model, x)
     cells = {what: judge(ERRORS[what], model, truth) for what in CALLS}
     try:
@@ -392,10 +396,11 @@ def page(report: dict[str, Any]) -> str:
         "<!-- written by `python benchmarks/models.py --page`: change that -->",
         "",
         f"{len(rows)} public architectures at small random sizes, checked in float64 against autograd, one output of",
-        "one example at a time. A cell says what the second call costs in plain forward and backward passes of the",
-        "same batch (linearise: in plain forward passes) where the value is right; else what happened. At these",
-        "sizes costs show the work in Python, not the arithmetic. *By rule* is the share of parameters that have a",
-        "layer rule; the gradients of the others are taken example by example.",
+        "one example at a time, on other inputs than those that biascope saw first (experts take other tokens there).",
+        "A cell says what the second call costs in plain forward and backward passes of the same batch (linearise: in",
+        "plain forward passes) where the value is right; else what happened. At these sizes costs show the work in",
+        "Python, not the arithmetic. *By rule* is the share of parameters that have a layer rule; the gradients of the",
+        "others are taken example by example.",
         "",
         "| model | from | parameters | by rule | " + " | ".join(TITLES[c] for c in CALLS) + " |",
         "|---" * (4 + len(CALLS)) + "|",

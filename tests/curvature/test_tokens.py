@@ -131,6 +131,8 @@ def test_labels_that_stand_at_their_positions() -> None:
     y = data.pop("labels")
     rows = loss_gradients(model, (data, shifted(y, 1)))
     assert relative(rows, loss_gradients(model, {**data, "labels": y})) < 1e-12
+    floating = loss_gradients(model, {**data, "labels": y.double()})  # they were taken to stand at their positions
+    assert relative(rows, floating) < 1e-12
     ids = data["input_ids"]
     with pytest.raises(InputError, match="the labels are the input tokens"):
         bs.fisher(model, (ids, ids), "diagonal", estimator="empirical")

@@ -9,9 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import biascope as bs
 from biascope.reports import make_card
 from biascope.reports.panels import words
-from biascope.reports.panels.base import is_shown, make_subject
+from biascope.reports.panels.adapter import shown_output
+from biascope.reports.panels.base import first_output, is_shown, make_subject
+from biascope.reports.panels.tangent_kernel import kernel_facts
 from biascope.reports.panels.texts import text_examples
 from biascope.support.errors import InputError, UnsupportedError
 
@@ -164,3 +167,23 @@ def test_children_of_any_name(network: Language) -> None:
     one, two = words.word_facts(Wrapped().eval(), ids), words.word_facts(network, ids)
     assert np.allclose(one.strength, two.strength)
     assert one.parts == pytest.approx(two.parts)
+
+
+def test_the_score_of_padding_is_not_the_function_that_a_card_shows(tmp_path: Path) -> None:
+    """A tied head has padding's row of the table, zeros: a score that depends on nothing."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    config = transformers.BertConfig(vocab_size=9, max_position_embeddings=8, pad_token_id=0, **sizes)
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
+    subject = make_subject(f"hf:{tmp_path}", (4,))
+    x = subject.inputs(3)
+    network = subject.network.eval()
+    assert shown_output(network) == 1
+    assert torch.equal(first_output(subject, network, x), network(x)[:, 1])
+    tokens = torch.arange(1, 13).view(3, 4) % 8 + 1
+    assert kernel_facts(network, tokens).values.sum() == pytest.approx(
+        float(bs.ntk(network, tokens, outputs=1).trace()), rel=1e-5
+    )
+    classifier = transformers.BertForSequenceClassification(config)
+    classifier.save_pretrained(tmp_path)
+    assert shown_output(make_subject(f"hf:{tmp_path}", (4,)).network) == 0

@@ -31,11 +31,12 @@ class Demand:
     factors: int
     scalings: int
     largest: int  # of one eigendecomposition
+    square: int  # of one layer's squared gradients while they are added up
 
     @property
     def bytes(self) -> int:
         """At the worst moment: an eigendecomposition, or the second pass."""
-        return self.factors + max(self.largest, self.scalings)
+        return self.factors + max(self.largest, self.scalings + self.square)
 
 
 def sides(unit: Unit) -> tuple[int, int, int, bool]:
@@ -57,7 +58,7 @@ def side_numbers(side: Side, d: int) -> int:
 
 def demand(units: Sequence[Unit], space: ParameterSpace) -> Demand:
     """Of all units, as their sides are held."""
-    factors = scalings = largest = 0
+    factors = scalings = largest = square = 0
     for u in units:
         if u.form == "gradients":
             shape = matrix_shape(space.shapes[u.names[0]])
@@ -73,13 +74,15 @@ def demand(units: Sequence[Unit], space: ParameterSpace) -> Demand:
         held = side_numbers(u.output, o), i if table else side_numbers(u.input, i)
         factors += g * sum(held) * (2 if u.kind == "kfac" else 1)  # whose eigenvectors come when it is solved with
         scalings += g * i * (1 if u.output.kind == "shared" else o) if u.kind == "ekfac" or u.form == "reduced" else 0
+        if u.kind == "ekfac" and not table and u.output.kind != "shared":
+            square = max(square, 2 * g * o * i)  # an example's gradient, and the sum over some examples
         for side, d in ((u.output, o), (Side("diagonal") if table else u.input, i)):
             if side.kind in ("full", "blocks"):
                 largest = max(largest, WORK * (d // max(1, side.count if side.kind == "blocks" else 1)) ** 2)
             if side.kind == "low rank":
                 largest = max(largest, 2 * d * side.count)
     item = space.dtype.itemsize
-    return Demand(factors * item, scalings * item, largest * item)
+    return Demand(factors * item, scalings * item, largest * item, square * item)
 
 
 def rungs(unit: Unit, which: Literal["output", "input"], words: int, rows: Callable[[], int]) -> Iterator[Side]:

@@ -27,7 +27,8 @@ from biascope.curvature.thin import LowRankEigenPiece, ReducedEigenPiece
 from biascope.network.layers.blocks import MatrixFactor
 
 SAMPLE = 256  # rows from which the error of a side is estimated
-ROOM = 2**24  # numbers in them, and in temporaries
+ROOM = 2**24  # numbers in them
+FEW = {"cpu": 2**20}  # numbers in temporaries; as many as in samples elsewhere, where launches count
 
 
 class Half:
@@ -67,11 +68,12 @@ class Half:
         most = max(2, min(SAMPLE, ROOM // self.d))
         if self.side.kind in ("full", "low rank") or (self.sample is not None and len(self.sample) >= most):
             return
-        rows = X[:, 0].mT.reshape(-1, self.d)
-        some = torch.linspace(0, len(rows) - 1, min(len(rows), 2 * most), device="cpu").long()
-        rows = rows[some.to(rows.device)]
-        rows = rows[(rows != 0).any(1)]
-        self.sample = (rows if self.sample is None else torch.cat([self.sample, rows]))[:most].clone()
+        held = 0 if self.sample is None else len(self.sample)
+        live = X[:, 0].any(1).nonzero()  # examples and positions
+        some = torch.linspace(0, len(live) - 1, min(len(live), most - held), device="cpu")
+        live = live[some.long().to(live.device)]
+        rows = X[live[:, 0], 0, :, live[:, 1]]
+        self.sample = rows if self.sample is None else torch.cat([self.sample, rows])
 
     def spectrum(self, count: int) -> tuple[Tensor, Tensor]:
         """Eigenvalues [g, d] (or [g, r]) and the basis, as `turns` says, of the sum over `count`."""
@@ -98,7 +100,8 @@ class Half:
         if self.sample is None or len(self.sample) < 2:
             return None
         X = self.sample.double() if self.sample.numel() <= ROOM // 16 else self.sample
-        X = X / X.norm(dim=1).square().mean().sqrt()
+        self.sample = None
+        X /= X.norm(dim=1).square().mean().sqrt()
         whole = _pairs(X @ X.T)
         if self.side.kind == "blocks":
             kept = sum([_pairs(x @ x.T) for x in torch.split(X, self.d // self.side.count, 1)])
@@ -166,7 +169,8 @@ class ReducedSum(KroneckerSum):
             s_A, U_A = self.A / n, self.A[:, :0]
         else:
             s_A, U_A = self.input.spectrum(n)
-        s = (s_B[:, :, None] * s_A[:, None, :])[:, None]
+        shared = self.unit.output.kind == "shared"
+        s = (s_B[:, : 1 if shared else None, None] * s_A[:, None, :])[:, None].expand(-1, -1, s_B.shape[1], -1)
         kind = LowRankEigenPiece if self.unit.output.kind == "low rank" else ReducedEigenPiece
         return kind(self.unit.names, U_B, None if U_A.dim() == 2 else U_A, s, s_B, s_A, self.layout)
 
@@ -185,8 +189,9 @@ class ReducedScalings(Sum):
         super().__init__(unit, space)
         self.basis = basis
         self.shared = unit.output.kind == "shared"
-        g, _, o, i = basis.s.shape
-        self.s = torch.zeros(g, 1 if self.shared else o, i, dtype=space.dtype, device=space.device)
+        g, _, _, i = basis.s.shape
+        own = basis.s[:, 0]  # its memory: the products of the eigenvalues are not needed any more
+        self.s = own.new_zeros(g, 1, i) if self.shared else own.zero_()
 
     def add(self, chunk: Chunk) -> None:  # noqa: D102
         factor, E = chunk.matrix(self.unit.blocks[0].names), self.basis
@@ -206,7 +211,7 @@ class ReducedScalings(Sum):
             if not self.shared:
                 add_squares(self.s, G, A)
                 continue
-            step = max(1, ROOM // (i * z.groups))
+            step = max(1, FEW.get(G.device.type, ROOM) // (i * z.groups))
             for g in torch.split(G, step, dim=3):
                 own = self.s.new_zeros(z.groups, g.shape[3], i)
                 add_squares(own, g, A)
@@ -214,7 +219,7 @@ class ReducedScalings(Sum):
 
     def finish(self, n: int) -> Piece:  # noqa: D102
         E = self.basis
-        s = (self.s / n)[:, None].expand(E.s.shape)
+        s = self.s.div_(n)[:, None].expand(E.s.shape)
         return type(E)(E.names, E.U_B, E.U_A, s, E.s_B, E.s_A, E.layout)
 
 

@@ -186,7 +186,7 @@ class EigenSum(Sum):
         self.unit, self.space = unit, space
         self.basis = basis
         g, e, o, i = basis.s.shape
-        self.by_offset = torch.zeros(g, o, e, i, dtype=space.dtype, device=space.device)
+        self.by_offset = basis.s.contiguous().view(g, o, e, i).zero_()  # its memory: it is not needed any more
         self.s = self.by_offset.view(g, o, e * i)
 
     def add(self, chunk: Chunk) -> None:  # noqa: D102
@@ -309,8 +309,8 @@ def _summed_pieces(data: Pass, units: list[Unit], space: ParameterSpace, keep: b
                 total.add(chunk)
     if data.team.size > 1:
         add_positions(data, sums)
+    data.errors = {total.unit.names: total.errors() for total in sums if total.unit.form}  # and samples are freed
     pieces = [total.finish(data.stream.n) for total in sums]
-    data.errors = {total.unit.names: total.errors() for total in sums if total.unit.form}
     del sums
     if second:
         data.finite()

@@ -77,8 +77,8 @@ def _known(f: Functional, one: Inputs, ask: Callable[..., Any], *about: OutputSh
 
 
 def _are_tokens(y: Any, positions: int) -> bool:
-    """Is this one label per position?"""
-    return isinstance(y, Tensor) and y.dim() == 2 and y.shape[1] == positions and not y.is_floating_point()
+    """Is this one label per position? Whole numbers in floating point are labels too."""
+    return isinstance(y, Tensor) and y.dim() == 2 and y.shape[1] == positions and bool((y == y.round()).all())
 
 
 def _shape_of_logits(f: Functional, one: Inputs) -> tuple[int, ...]:
@@ -134,7 +134,7 @@ def token_labels(batch: Part, family: Family) -> Tensor | None:
         return y
     if y is None:
         return None if family.given else _not_padding(batch.inputs, shape)
-    if not batch.keywords or not shape.classes_last or y.is_floating_point() or y.dim() != 2:
+    if not batch.keywords or not shape.classes_last or y.dim() != 2:
         return y
     if y.shape[1] != shape.positions:
         raise InputError(

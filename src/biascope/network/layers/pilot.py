@@ -21,7 +21,8 @@ from biascope.network.functional import Functional, explained
 from biascope.network.layers import composed as composed  # its handlers are registered
 from biascope.network.layers.blocks import Anatomy, Block, Layout, Slot, all_gradients, leaves, rows_of_tape
 from biascope.network.layers.derived import labelled, next_scope
-from biascope.network.layers.record import EVERYTHING, FOLDED, Scope, Tape, Use, record
+from biascope.network.layers.picked import Watcher
+from biascope.network.layers.record import EVERYTHING, FOLDED, Recorder, Scope, Tape, Use, record
 from biascope.network.layers.rules import Linear, MatrixRule, Sizes
 from biascope.support.inputs import Inputs, batch_size, take
 
@@ -47,7 +48,7 @@ def pilot(f: Functional, inputs: Inputs) -> Anatomy:
 
     before = random_state(f.device)
     with explained(f.module, three), torch.autograd.graph.saved_tensors_hooks(weigh, lambda t: t):
-        tape3 = taped(f, three)
+        tape3 = taped(f, three, kind=Watcher)
     if not torch.equal(random_state(f.device), before):
         refuse_random(f.module, lambda: f(f.params, three), tape3.rows.detach())
     tape2 = taped(f, two)
@@ -83,10 +84,10 @@ def pilot(f: Functional, inputs: Inputs) -> Anatomy:
     return found
 
 
-def taped(f: Functional, inputs: Inputs, scope: Scope = EVERYTHING) -> Tape:
+def taped(f: Functional, inputs: Inputs, scope: Scope = EVERYTHING, kind: type[Recorder] = Recorder) -> Tape:
     """The tape of f at its parameters over prepared inputs."""
     with nullcontext() if f.shards is None else f.shards.gathering():
-        return record(f.outputs, leaves(f), inputs, scope=scope)
+        return record(f.outputs, leaves(f), inputs, None, scope, kind)
 
 
 def _anatomy(

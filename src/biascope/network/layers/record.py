@@ -194,7 +194,7 @@ class Recorder(TorchFunctionMode):
             if out is not NotImplemented:
                 return out
         out = func(*args, **kwargs)
-        new = [t for t in _flat(out) if t.requires_grad and not self._is_known(t)]
+        new = [t for t in flat(out) if t.requires_grad and not self._is_known(t)]
         if new:
             self._derive(new, touched, func, (args, kwargs))
         return out
@@ -225,7 +225,7 @@ class Recorder(TorchFunctionMode):
         known = [name for i in parents for name in self.derived[i].roots]
         roots = tuple(dict.fromkeys([name for name in touched if isinstance(name, str)] + known))
         maker = getattr(func, "__name__", str(func))
-        if any(t.requires_grad and id(t) not in self.names for t in _flat(given)):
+        if any(t.requires_grad and id(t) not in self.names for t in flat(given)):
             self.refuse(roots, maker)
             return
         for t in new:
@@ -273,14 +273,15 @@ class Recorder(TorchFunctionMode):
         return out
 
 
-def _flat(x: Any) -> Iterator[Tensor]:
+def flat(x: Any) -> Iterator[Tensor]:
+    """The tensors in it."""
     if isinstance(x, Tensor):
         yield x
     elif isinstance(x, list | tuple):
         for y in x:
-            yield from _flat(y)
+            yield from flat(y)
     elif isinstance(x, dict):
-        yield from _flat(list(x.values()))
+        yield from flat(list(x.values()))
 
 
 def record(
@@ -289,10 +290,11 @@ def record(
     inputs: Any,
     read: Callable[[Any], Tensor] | None = None,
     scope: Scope = EVERYTHING,
+    kind: type[Recorder] = Recorder,
 ) -> Tape:
     """Run f(params, inputs) -> [n, ...] under the recorder; params must require grad. `read` is unrecorded, after f."""
     for clone in (False, True):
-        recorder = Recorder(params, scope, clone)
+        recorder = kind(params, scope, clone)
         with torch.enable_grad(), recorder, differentiable_attention() if scope.written_out else nullcontext():
             out = f(params, inputs)
         # an input changed in place after the layer read it: look again, with copies

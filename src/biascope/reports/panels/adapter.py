@@ -97,6 +97,12 @@ def embedding(net: nn.Module) -> nn.Embedding | None:
     return inner if isinstance(inner, nn.Embedding) else None
 
 
+def shown_output(net: nn.Module) -> int:
+    """The output whose bias the card shows: the first, unless it scores padding by its row of a tied table, zero."""
+    table, head = embedding(net), getattr(plain(net), "get_output_embeddings", lambda: None)()
+    return int(table is not None and table.padding_idx == 0 and getattr(head, "weight", None) is table.weight)
+
+
 def meant(out: Any) -> Tensor | None:
     """The tensor of an output, see `main_tensor`."""
     return main_tensor(out)[0]

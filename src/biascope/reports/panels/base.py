@@ -15,7 +15,7 @@ from biascope.ensembles import Initialiser, record
 from biascope.ensembles.redraw import redrawing
 from biascope.reports.html import Html
 from biascope.reports.panels import sources
-from biascope.reports.panels.adapter import embedding, plain
+from biascope.reports.panels.adapter import embedding, plain, shown_output
 from biascope.reports.panels.budget import MINUTES, SHARES, Budget
 from biascope.reports.panels.examples import Examples, load_examples
 from biascope.reports.panels.fitness import check, comma, one_tensor
@@ -297,7 +297,7 @@ def refuse_dense(subject: Subject) -> None:
 
 def first_output(subject: Subject, network: nn.Module, x: Tensor) -> Tensor:
     """The first output of the network at x, [n]: the scalar function whose bias the card shows."""
-    return all_outputs(subject, network, x)[:, 0]
+    return all_outputs(subject, network, x)[:, shown_output(network)]
 
 
 def all_outputs(subject: Subject, network: nn.Module, x: Tensor) -> Tensor:

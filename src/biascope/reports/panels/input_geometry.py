@@ -22,6 +22,7 @@ from biascope.geometry.gradients import perturbed
 from biascope.linalg import effective_rank
 from biascope.reports import figures
 from biascope.reports.html import Html, figure, image, join, table, tag
+from biascope.reports.panels.adapter import shown_output
 from biascope.reports.panels.base import Panel, Subject, card_panel, first_output
 from biascope.reports.panels.frames import frame, slider
 from biascope.reports.panels.pace import largest_within, timed
@@ -121,24 +122,24 @@ def by_differences(subject: Subject, total: int) -> Iterator[Tensor]:
     way = Plan(
         "loop", 2 * at_once
     )  # given, not chosen by trial: for so few networks that would cost more than it saves
-    D = math.prod(subject.input_shape)
+    D, shown = math.prod(subject.input_shape), shown_output(subject.network)
     for networks, which in _drawn(subject, total):
         rows = torch.empty(len(networks), D, device=networks.device, dtype=networks.dtype)
         for parity in range(min(2, len(networks))):
             x, share = points[(which.start + parity) % 2], slice(parity, None, 2)
             for start in range(0, D, at_once):
                 moved = perturbed(x, start, min(start + at_once, D), STEP)
-                ahead, behind = outputs(networks[share], moved, plan=way)[:, :, 0].chunk(2, dim=1)
+                ahead, behind = outputs(networks[share], moved, plan=way)[:, :, shown].chunk(2, dim=1)
                 rows[share, start : start + at_once] = (ahead - behind) / (2 * STEP)
         yield rows
 
 
 def by_autograd(subject: Subject, total: int) -> Iterator[Tensor]:
     """Exact gradients, pieces [t, D]; they see only the linear piece around x, so every network gets its own x."""
-    shape = (1, *subject.input_shape)
+    shape, shown = (1, *subject.input_shape), shown_output(subject.network)
     for networks, which in _drawn(subject, total):
         x = torch.stack([torch.randn(shape, generator=generator(subject.seed, "x", i)) for i in which])
-        first = input_gradients(networks, x, per_network=True, scalarise=lambda out: out[:, 0], engine="loop")
+        first = input_gradients(networks, x, per_network=True, scalarise=lambda out: out[:, shown], engine="loop")
         yield first.flatten(1)
 
 

@@ -190,7 +190,8 @@ def measure(subject: Subject, network: nn.Module, n: int = SIZES[0]) -> Alignmen
     if output_count(subject) > MOST_OUTPUTS:
         seen = Combined(network, output_count(subject), subject.seed).to(x.device)
     kernel = biascope.ntk(seen, x, outputs="trace", by_layer=True)
-    layers = {name: aligned(part.tensor, Y) for name, part in kernel.by_layer().items()}
+    inner = "" if seen is network else "network."  # the names their owner knows
+    layers = {name.removeprefix(inner): aligned(part.tensor, Y) for name, part in kernel.by_layer().items()}
     return replace(aligned(kernel.tensor, Y), layers=layers)
 
 

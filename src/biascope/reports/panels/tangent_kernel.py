@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import biascope
 from biascope.reports import figures
 from biascope.reports.html import Html, figure, join, table, tag
+from biascope.reports.panels.adapter import shown_output
 from biascope.reports.panels.base import Panel, Subject, card_panel
 from biascope.reports.panels.initialisations import COUNTS, Spread
 from biascope.reports.panels.pace import largest_within
@@ -46,7 +47,7 @@ class KernelFacts:
 
 def kernel_facts(network: nn.Module, x: Tensor) -> KernelFacts:
     """The kernel of the first output on x."""
-    kernel = biascope.ntk(network, x, outputs=0, by_layer=True)
+    kernel = biascope.ntk(network, x, outputs=shown_output(network), by_layer=True)
     values = kernel.eigh().values.clamp_min(0).cpu().double().numpy()
     if not values.sum() > 0:
         raise InputError("the tangent kernel is zero: the first output does not depend on any parameter")
@@ -149,7 +150,8 @@ def _spectrum(found: dict[str, KernelFacts], subject: Subject) -> Html:
             axes.legend()
     first = lines[0][2]
     alt = f"Kernel eigenvalues fall from {first[0]:.3g} to {first[-1]:.3g} on a logarithmic axis."
-    caption = f"{len(next(iter(found.values())).values)} {subject.inputs_name} inputs, first output, one seed."
+    one = "second output (the first is padding)" if shown_output(subject.network) else "first output"
+    caption = f"{len(next(iter(found.values())).values)} {subject.inputs_name} inputs, {one}, one seed."
     svg = figures.inline_svg(drawing, "ntk")
     return figure(svg, alt, caption, figures.hover(axes, lines))
 
