@@ -423,7 +423,7 @@ def digits_two_way(arm: ali.Arm) -> list[Tensor]:
     + [partial(squeezed, name) for name in ("DVB + noise", "dropout", "MINE (additive)")]
     + [partial(stacked, beta) for beta in (0.0, 1.0)]
     + [partial(digits_two_way, arm) for arm in ("ALI + MINE", "ALICE (adv.)")],
-    ids=str,
+    ids=lambda train: f"{train.func.__name__}-{train.args[0]}",
 )
 def test_games_with_mine(train: Callable[[], list[Tensor]], taped: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     def adam(parameters: Any, lr: float, betas: tuple[float, float] = mine.BETAS) -> torch.optim.Adam:
