@@ -2,8 +2,8 @@
 
 A factor S = Z^T Z [d, d] of n < d rows has the eigenvalues of the small Z Z^T [n, n], and Z^T maps the eigenvectors of
 that to those of S. What is left of the space has the eigenvalue 0, and any orthonormal basis of it consists of
-eigenvectors: LAPACK's is made of rounding errors, ours is the one that a Householder QR decomposition adds. KFAC does
-not depend on it. EKFAC and EKFAC-ra do between two refreshes, when other batches reach out of the span of the old one.
+eigenvectors: LAPACK's is made of rounding errors, ours is drawn at random. KFAC does not depend on it. EKFAC and
+EKFAC-ra do between two refreshes, when other batches reach out of the span of the old one.
 
 Eigenvectors are found on the cores of the CPU, side by side: torch's solver takes the matrices of a batch on a GPU one
 by one, about as long for each. Everything else is products of matrices. All in float64.
@@ -11,10 +11,11 @@ by one, about as long for each. Everything else is products of matrices. All in 
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn.functional import pad
 
 NULL = 1e-11  # of the largest eigenvalue; below it Z^T times a vector has lost its direction
 
@@ -41,7 +42,7 @@ def eigenbases(rows: Sequence[Tensor], complete: bool) -> list[tuple[Tensor, Ten
     for Z, (values, W) in zip(rows, each([small(Z) for Z in rows], eigenvectors)):
         bases.append(spanned(Z, values, W) if Z.shape[1] < Z.shape[2] else (W, values))
     wide = [i for i, Z in enumerate(rows) if complete and Z.shape[1] < Z.shape[2]]
-    for i, pair in zip(wide, completed([rows[i] for i in wide], [bases[i] for i in wide]) if wide else ()):
+    for i, pair in zip(wide, completed([bases[i] for i in wide]) if wide else ()):
         bases[i] = pair
     return bases
 
@@ -53,27 +54,35 @@ def spanned(Z: Tensor, values: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
     return X @ (1.5 * torch.eye(X.shape[2], dtype=X.dtype, device=X.device) - 0.5 * X.mT @ X), values * good
 
 
-def completed(rows: Sequence[Tensor], thin: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+def completed(thin: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
     """Orthogonal [k, d, d] whose first columns are the eigenvectors X [k, d, n], up to signs; equal n in all.
 
     Q = I - Y M Y^T with Y = X - E and 1 / M = 1 - X^T E maps the first axes E to X. It is that of a Householder QR:
-    signs of the columns of X keep 1 / M away from 0. First are the axes that have most of the rows: a pixel that is
-    black throughout the batch remains an axis of its own, as in LAPACK.
+    signs of the columns of X keep 1 / M away from 0. The axes are turned at random, the same way every time. With axes
+    of pixels the null space was nearly along pixels, LAPACK's is not, and EKFAC-ra's loss was lower than with LAPACK
+    (10.4 +- 4.0 of 173 in eight seeds of the small MNIST auto-encoder); turned, it is the same (6.0 +- 6.9 higher).
     """
-    orders = [Z.square().sum(1).argsort(dim=1, descending=True, stable=True)[:, :, None] for Z in rows]
-    sorted_ = [X.gather(1, order.expand_as(X)) for order, (X, _) in zip(orders, thin)]
-    good = torch.cat([values > 0 for _, values in thin]).to(rows[0].dtype)
-    n = good.shape[1]
-    T = torch.cat([X[:, :n] for X in sorted_]) * good[:, :, None]
+    turns = [random_axes(X.shape[1], X.device) for X, _ in thin]
+    turned = [F.mT @ X for F, (X, _) in zip(turns, thin)]
+    good = torch.cat([values > 0 for _, values in thin]).to(turned[0].dtype)
+    k, n = len(thin), good.shape[1]
+    T = torch.cat([X[:, :n] for X in turned]) * good[:, :, None]
     signs = householder_signs(T)
     M = torch.linalg.inv_ex(torch.eye(n, dtype=T.dtype, device=T.device) - (T * signs[:, None]).mT)[0]
-    k, out = len(rows), []
-    for X, order, (_, values), s, m, e in zip(sorted_, orders, thin, signs.chunk(k), M.chunk(k), good.chunk(k)):
-        d = X.shape[1]
-        Y = X * s[:, None] - F.pad(torch.diag_embed(e), (0, 0, 0, d - n))
-        Q = torch.eye(d, dtype=X.dtype, device=X.device) - Y @ m @ Y.mT
-        out.append((torch.empty_like(Q).scatter_(1, order.expand_as(Q), Q), F.pad(values, (0, d - n))))
+    out = []
+    for X, F, (_, values), s, m, e in zip(turned, turns, thin, signs.chunk(k), M.chunk(k), good.chunk(k)):
+        Y = X * s[:, None]
+        Y[:, :n] -= torch.diag_embed(e)
+        out.append((F - (F @ Y) @ m @ Y.mT, pad(values, (0, len(F) - n))))
     return out
+
+
+@lru_cache(maxsize=64)
+def random_axes(d: int, device: torch.device) -> Tensor:
+    """An orthogonal matrix [d, d]."""
+    g = torch.Generator().manual_seed(d)
+    F: Tensor = torch.linalg.qr(torch.randn(d, d, generator=g, dtype=torch.float64))[0]
+    return F.to(device)
 
 
 def householder_signs(T: Tensor) -> Tensor:
