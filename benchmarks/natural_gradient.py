@@ -21,6 +21,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -173,11 +174,11 @@ class Block(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm2(x))))  # type: ignore[no-any-return]
 
 
-def transformer(full: bool) -> Task:
-    """The next character of the documentation."""
-    folder = ROOT / "docs" if full else ROOT / "docs" / "concepts"
+def transformer(full: bool, long: bool = False) -> Task:
+    """The next character of the documentation. `long`: of more text, for more epochs."""
+    folder = ROOT / "docs" if full or long else ROOT / "docs" / "concepts"
     text = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.md"))).lower()
-    text, length = text if full else text[:60_000], 64 if full else 32
+    text, length = text if full else text[: 150_000 if long else 60_000], 64 if full else 32
     known = {c: i for i, c in enumerate(sorted(set(text)))}
     tokens = torch.tensor([known[c] for c in text])
     rows = tokens[: len(tokens) // (length + 1) * (length + 1)].view(-1, length + 1)
@@ -185,17 +186,19 @@ def transformer(full: bool) -> Task:
     cut = len(rows) * 85 // 100
 
     def build() -> nn.Module:
-        return Transformer(len(known), *((256, 4, length, 4) if full else (48, 2, length, 3)))
+        width, blocks, heads = (256, 4, 4) if full else (64, 2, 4) if long else (48, 2, 3)
+        return Transformer(len(known), width, blocks, length, heads)
 
     def loss(out: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(out.transpose(1, 2), y)
 
     train, test = rows[:cut], rows[cut:]
-    batch, epochs = (32, 10) if full else (16, 4)
+    batch, epochs = (32, 10) if full else (16, 8 if long else 4)
     return Task(build, train[:, :-1], train[:, 1:], test[:, :-1], test[:, 1:], batch, epochs, loss, "accuracy")
 
 
 TASKS = {"cnn": cnn, "resnet": resnet, "autoencoder": autoencoder, "transformer": transformer}
+TASKS["transformer-long"] = partial(transformer, long=True)
 
 
 def batches(task: Task, order: torch.Generator, device: str) -> Iterator[Tensor]:

@@ -299,6 +299,23 @@ def test_the_stretch_grows_where_steps_are_short_and_shrinks_where_they_are_long
     assert all(0.999 * automatic.SHORTEST < value < 1.001 * automatic.LONGEST for value in (*short, *long))
 
 
+@pytest.mark.parametrize("back", [automatic.BACK, -1.0])
+def test_the_noise_of_batches_does_not_end_a_training(back, monkeypatch):
+    """At the optimum gradients are noise, and point back as often as not: with the rule of long steps they end it."""
+    monkeypatch.setattr(automatic, "BACK", back)
+    g = torch.Generator().manual_seed(0)
+    net = seeded(lambda: nn.Linear(100, 10))
+    opt = bs.optim.EKFAC(net, lr=1e-3)
+    for _ in range(200):
+        x = torch.randn(8, 100, dtype=torch.float64, generator=g)
+        y = net(x).detach() + torch.randn(8, 10, dtype=torch.float64, generator=g)
+        opt.zero_grad()
+        (net(x) - y).square().mean().backward()
+        opt.step()
+    stretch = float(opt.param_groups[0]["stretch"])
+    assert stretch > 0.9 if back > 0 else stretch < 0.1
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_large_learning_rate_says_as_far_as_can_be_trusted(kind):
     """From 0.003 on they are the same, and a schedule is relative to the first."""

@@ -10,10 +10,13 @@ that a learning rate means what it means for Adam, whatever the scale of the los
 can be trusted is measured by the next gradient, which is of other examples: where it still points down along the last
 step, cos = -<G, D> / (|G| |D|) > 0, the step was too short. With c the running mean of cos,
 
-    stretch *= exp(0.1 clip(20 c, -1, 1)),    three times as fast downwards, from 0.03 to 30, at first 0.3
+    stretch *= exp(0.1 clip(20 c, -1, 1)),    three times as fast downwards, from 0.03 to 30, at first 0.3,
 
-is one of two quantities that adapt. The other is the damping, which follows the curvature: it is `damping` (1) times
-the mean of s in the layer, and three times that at the start, where v is known least. All were chosen by measurement
+but it goes below 1 only where c < -0.1: where the noise of batches outweighs what is left of the gradient, c varies
+about 0 whatever the length, and the faster way down ended the training of a transformer long before Adam's.
+
+The other quantity that adapts is the damping, which follows the curvature: it is `damping` (1) times the mean of s in
+the layer, and three times that at the start, where v is known least. All were chosen by measurement
 (docs/howto/natural-gradient.md). Levenberg-Marquardt's ratio needs the loss at the new parameters on the same examples,
 which costs another forward pass, and torch optimisers do not see the loss.
 
@@ -42,6 +45,7 @@ FIRST, SHORTEST, LONGEST = 0.3, 0.03, 30.0  # stretches
 LARGEST = 3e-3  # learning rate that is taken as it is
 GAIN, DOWN, EARLY = 0.1, 3.0, 2.0  # of the stretch: its rate, how much faster it shrinks, and how much more at first
 SLOPE, TRUST = 20.0, 0.5  # from cos to -1 .. 1, and the memory of the running mean
+BACK = 0.1  # -cos from which on a step was too long, and not only lost in the noise of batches
 START = 2.0  # how much more damping at first
 SECOND, ENERGY = 0.95, 0.99  # memories of the running means of G^2 and |G|^2
 DECAY = 0.8  # of the factors, at every refresh
@@ -345,7 +349,9 @@ class Work:
         trust, stretch, length = (self.group[name] for name in ("trust", "stretch", "length"))
         trust.lerp_(torch.nan_to_num(down / (slopes.norm() * length), 0.0, 0.0, 0.0).to(trust), 1 - TRUST)
         rate = (SLOPE * trust).clamp(-1, 1)
-        stretch.mul_((gain * torch.where(rate < 0, DOWN * rate, rate)).exp()).clamp_(SHORTEST, LONGEST)
+        least = torch.where(trust < -BACK, SHORTEST, stretch.clamp(max=1.0))
+        stretch.mul_((gain * torch.where(rate < 0, DOWN * rate, rate)).exp())
+        stretch.copy_(torch.maximum(stretch, least).clamp(max=LONGEST))
 
 
 def norms(tensors: list[Tensor]) -> Tensor:
