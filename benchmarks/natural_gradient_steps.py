@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from biascope.optim import EKFAC, KFAC
+from biascope.support.precision import arithmetic
 from biascope_papers.ekfac.cifar import build
-from biascope_papers.ekfac.contest import tf32
 
 
 def optimisers(net: torch.nn.Module) -> dict[str, Callable[[], torch.optim.Optimizer]]:
@@ -68,7 +68,7 @@ def main() -> None:
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     print(torch.cuda.get_device_name() if device == "cuda" else "CPU", torch.__version__)
-    with tf32(True):
+    with arithmetic("tf32"):
         for network in args.networks:
             for name in ("SGD", "KFAC", "EKFAC", "EKFAC-ra"):
                 print(measure(name, network, args.batch, args.width, device, args.steps), flush=True)

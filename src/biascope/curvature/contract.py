@@ -37,12 +37,6 @@ def operand(factor: MatrixFactor, s: slice, bias: bool) -> Tensor:
     return torch.cat([A, A.new_ones(*A.shape[:2], 1, A.shape[3])], 2) if bias else A
 
 
-def cotangents(factor: MatrixFactor, s: slice) -> Tensor:
-    """G [k, b, g, o, T] of some examples."""
-    parts = [r.cotangents(some(g, s, 1)) for r, g in zip(factor.rules, factor.grads)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-
-
 def rotate(U: Tensor, X: Tensor, bias: bool = False) -> Tensor:
     """U^T X for U [g, d, d] and X [..., g, d, T]; with `bias`, X lacks its last row, which is ones.
 
@@ -215,7 +209,7 @@ def squared_norms(factor: MatrixFactor) -> Tensor:
     by_gram = z.positions * (z.d_in + z.d_out) < z.d_in * z.d_out or z.positions == 1
     cost = z.groups * (2 * z.positions**2 if by_gram else z.d_in * z.d_out)
     for s in pieces_of(factor, cost + z.groups * z.positions * (z.d_in + factor.k * z.d_out)):
-        A, G = operand(factor, s, bias), cotangents(factor, s)
+        A, G = operand(factor, s, bias), factor.cotangents(s)
         if by_gram:
             AA = A.mT @ A
             for g in G:
@@ -233,7 +227,7 @@ def token_gradients(factor: MatrixFactor, s: slice) -> tuple[Tensor, Tensor]:
     example = torch.arange(len(idx), device=idx.device)[:, None].expand_as(idx)
     valid = idx >= 0
     pairs, inverse = torch.unique(example[valid] * z.d_in + idx[valid], return_inverse=True)
-    G = cotangents(factor, s)[:, :, 0].mT[:, valid]  # [k, positions, d]
+    G = factor.cotangents(s)[:, :, 0].mT[:, valid]  # [k, positions, d]
     sums = torch.zeros(G.shape[0], len(pairs), G.shape[2], dtype=G.dtype, device=G.device)
     return pairs % z.d_in, sums.index_add_(1, inverse, G)
 
@@ -261,7 +255,7 @@ def summed_rows(factor: Factor, names: tuple[str, ...]) -> dict[str, Tensor]:
         z = factor.block.matrix
         parts = []
         for s in pieces_of(factor, z.groups * z.positions * (z.d_in + factor.k * z.d_out)):
-            left = cotangents(factor, s).permute(0, 2, 3, 1, 4).flatten(3)  # [k, g, o, b T]
+            left = factor.cotangents(s).permute(0, 2, 3, 1, 4).flatten(3)  # [k, g, o, b T]
             parts.append(left @ factor.operand(s).permute(1, 0, 3, 2).flatten(1, 2))
         total = torch.stack(parts).sum(0)
         out[weight] = (total.mT if factor.rules[0].input_major else total).flatten(1)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from biascope.curvature.blockwise import BlockMetric
-from biascope.curvature.contract import cotangents, gradient_rows, pieces_of
+from biascope.curvature.contract import gradient_rows, pieces_of
 from biascope.curvature.kronecker import EigenPiece, Homogeneous, MatrixPiece
 from biascope.curvature.metric import Metric
 from biascope.curvature.pieces import DensePiece, DiagonalPiece, ParameterSpace, Piece
@@ -110,7 +110,7 @@ class Factored:
         """Output gradients and inputs of some examples times the vectors of their side, [b, t, dim / k] each."""
         x = factors[self.names]
         assert isinstance(x, MatrixFactor)
-        G = _product(cotangents(x, s)[0], self.left)
+        G = _product(x.cotangents(s)[0], self.left)
         if not x.block.is_embedding:
             return G, _product(x.operand(s), self.right, x.has_bias)
         at = x.indices(s)

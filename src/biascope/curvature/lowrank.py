@@ -26,6 +26,7 @@ class LowRankPiece(Piece):
     J: Tensor
     owner: Tensor | None = None
     kind = "lowrank"
+    invertible_alike = False
 
     def matmat(self, X: Tensor) -> Tensor:  # noqa: D102
         return self.J.T @ (self.J @ X)
@@ -124,10 +125,6 @@ class LowRankPiece(Piece):
         if complement == "drop" or len(self.eigenvalues()) == self.J.shape[1]:
             return self._solve_in_span(X, damping)
         raise InputError("a low-rank metric is singular: give damping > 0, or complement='drop' for the rows' span")
-
-    def inverse(self, damping: float, mode: Mode) -> Piece | None:
-        """Full rank, so not a piece of this kind: the metric gives a lazy inverse instead."""
-        return None
 
     def power(self, exponent: float, cutoff: float) -> Piece:
         """On the span of the rows; the power of zero is zero."""

@@ -96,6 +96,7 @@ class Piece(ABC):
     kind: ClassVar[str] = ""
     kinds: ClassVar[dict[str, type[Piece]]] = {}
     symmetric = True
+    invertible_alike = True  # else the inverse is full, and the metric gives a lazy one instead
 
     def __init_subclass__(cls) -> None:
         if cls.kind:
@@ -163,7 +164,7 @@ class Piece(ABC):
 
     def inverse(self, damping: float, mode: Mode) -> Piece | None:
         """(F + damping I)^-1 as a piece; None where it is of no such form."""
-        return self.with_eigenvalues(1.0 / self.damped(damping, mode))
+        return self.with_eigenvalues(1.0 / self.damped(damping, mode)) if self.invertible_alike else None
 
     def power(self, exponent: float, cutoff: float) -> Piece:
         """F^e; for e < 0 eigenvalues up to `cutoff` times the largest, or up to rounding, are left out."""

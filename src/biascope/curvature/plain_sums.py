@@ -9,7 +9,6 @@ from torch import Tensor
 from biascope.curvature.contract import (
     add_second_moment,
     add_squares,
-    cotangents,
     gradient_rows,
     pieces_of,
     squared_cost,
@@ -143,7 +142,7 @@ class DiagonalSum(Sum):
         else:
             total = self.weight.view(z.groups, z.d_out, z.d_in)
         for s in pieces_of(factor, squared_cost(factor, False)):
-            G = cotangents(factor, s)
+            G = factor.cotangents(s)
             GG = add_squares(total, G, factor.operand(s))
             if factor.has_bias:
                 self.bias += (squares(G.sum(-1)) if GG is None else GG).sum(0).flatten()
@@ -196,7 +195,7 @@ class ArrowSum(Sum):
             return
         factor = chunk.matrix(self.unit.blocks[0].names)
         for s in pieces_of(factor, squared_cost(factor, False)):
-            A, G = factor.operand(s), cotangents(factor, s)
+            A, G = factor.operand(s), factor.cotangents(s)
             self.D += squared_sums(G, A).flatten(0, 1)
             total = G.sum(-1)  # the bias's gradient [k, b, g, o]
             cross = (G * total[..., None]).sum(0)  # [b, g, o, T], cotangents summed

@@ -28,6 +28,7 @@ class ArrowPiece(Piece):
     input_major: bool = False
     groups: int = 1
     kind = "quasidiagonal"
+    invertible_alike = False
 
     def split(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """X [p, k] as weights [k, o, i] and biases [k, o]."""
@@ -69,10 +70,6 @@ class ArrowPiece(Piece):
         W, v = self.split(X)
         b = (v - (self.C * W / D).sum(-1)) / schur
         return self.join((W - self.C * b[..., None]) / D, b)
-
-    def inverse(self, damping: float, mode: Mode) -> Piece | None:
-        """The inverse of an arrow is full: the metric gives a lazy inverse instead."""
-        return None
 
     def sample(self, Z: Tensor, damping: float, mode: Mode) -> Tensor:  # noqa: D102
         D, schur = self._schur(damping)

@@ -11,7 +11,6 @@ from biascope.curvature.contract import (
     add_gradients,
     add_inputs,
     add_squares,
-    cotangents,
     mean_moment,
     pieces_of,
     rotate,
@@ -146,7 +145,7 @@ class ReducedSum(KroneckerSum):
     def _add_gradients(self, factor: MatrixFactor) -> None:
         z = factor.block.matrix
         for s in pieces_of(factor, 2 * z.groups * z.d_out * factor.k * z.positions):
-            G = cotangents(factor, s)
+            G = factor.cotangents(s)
             if factor.block.is_embedding:
                 G = G * (factor.indices(s) >= 0)[None, :, None, None]
             for g in G:
@@ -204,7 +203,7 @@ class ReducedScalings(Sum):
             return
         o, i, T = self.s.shape[1], self.s.shape[2], z.positions
         for s in pieces_of(factor, z.groups * T * (i + factor.k * (o + z.d_out)) + z.groups * z.d_out * i):
-            A, G = factor.operand(s), _turned(E.U_B, cotangents(factor, s))
+            A, G = factor.operand(s), _turned(E.U_B, factor.cotangents(s))
             if self.basis.layout.bias:
                 A = torch.cat([A, A.new_ones(*A.shape[:2], 1, T)], 2)
             A = _turned(E.U_A, A[None])[0]

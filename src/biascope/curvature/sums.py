@@ -17,7 +17,6 @@ from biascope.curvature.contract import (
     add_squares,
     add_turned_squares,
     by_example,
-    cotangents,
     mean_moment,
     pieces_of,
     rotate,
@@ -107,7 +106,7 @@ class KroneckerSum(Sum):
         assert self.B is not None
         alone = by_example(z.d_out, z.positions, self.B.device)
         for s in pieces_of(factor, z.groups * z.d_out * (z.d_out if alone else 2 * factor.k * z.positions)):
-            G = cotangents(factor, s)
+            G = factor.cotangents(s)
             if factor.block.is_embedding:
                 G = G * (factor.indices(s) >= 0)[None, :, None, None]
             add_gradients(self.B, G.sum(-1, keepdim=True) if self.unit.sharing == "reduce" else G)
@@ -151,7 +150,7 @@ class KroneckerSum(Sum):
                 "max_memory: take estimator='monte-carlo', or more memory"
             )
         pieces = pieces_of(factor, 2 * factor.k * z.groups * z.d_out * z.positions)
-        return has_label | torch.cat([(cotangents(factor, s) != 0).any(3).any(2).any(0) for s in pieces])
+        return has_label | torch.cat([(factor.cotangents(s) != 0).any(3).any(2).any(0) for s in pieces])
 
     def _add_counted(self, factor: MatrixFactor, counted: Tensor) -> None:
         """Inputs of some positions only, each as an example of its own."""
@@ -205,7 +204,7 @@ class EigenSum(Sum):
                 turned = torch.addmm(U_A[-1], a, U_A[:-1]) if L.bias else a @ U_A
                 self.s[0].addmm_(squares(factor.plain_gradients(s) @ E.U_B[0]).T, turned.square_())
                 continue
-            A, G = factor.operand(s), rotate(E.U_B, cotangents(factor, s))
+            A, G = factor.operand(s), rotate(E.U_B, factor.cotangents(s))
             if L.offsets == 1:
                 if L.groups == 1 and z.positions > factor.k * L.d_out:
                     add_turned_squares(self.s[0], G, A, E.U_A[0], L.bias)

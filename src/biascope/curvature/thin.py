@@ -46,6 +46,7 @@ class LowRankEigenPiece(ReducedEigenPiece):
     """
 
     kind = "ekfac, low rank"
+    invertible_alike = False
 
     def _outside(self, damping: float, mode: Mode) -> Tensor:
         """Eigenvalues of F + damping I outside of the span [g, 1, 1, i]."""
@@ -68,10 +69,6 @@ class LowRankEigenPiece(ReducedEigenPiece):
     def sample(self, Z: Tensor, damping: float, mode: Mode) -> Tensor:  # noqa: D102
         outside = self._outside(damping, mode)
         return self._apply(Z, self.damped(damping, mode).view(self.s.shape).rsqrt(), outside.rsqrt())
-
-    def inverse(self, damping: float, mode: Mode) -> Piece | None:
-        """Full rank, so not a piece of this kind: the metric gives a lazy inverse instead."""
-        return None
 
 
 def turn_left(U: Tensor, V: Tensor, back: bool = False) -> Tensor:

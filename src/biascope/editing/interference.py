@@ -20,7 +20,7 @@ from biascope.editing.plane import Head, Output, Plane, chunks, coefficients, pe
 from biascope.editing.vectors import TaskVector
 from biascope.support.bars import progress
 from biascope.support.errors import InputError
-from biascope.support.figures import once, pyplot
+from biascope.support.figures import axes_or_new, once
 from biascope.support.precision import without_autocast
 from biascope.support.signatures import checked
 from biascope.support.tables import grid, number
@@ -84,8 +84,7 @@ class Disentanglement:
         xi, alphas = self.xi.numpy(), self.alphas.numpy()
         if xi.ndim > 2:
             raise InputError(f"xi has {xi.ndim} axes: plot it with along='line', or two tasks at a time")
-        if ax is None:
-            _, ax = pyplot().subplots(figsize=(3.6, 3.0), layout="constrained")
+        ax = axes_or_new(ax, (3.6, 3.0))
         if xi.ndim == 1:
             ax.errorbar(alphas, xi, self.standard_error.numpy(), color="#0072B2", capsize=2)
             every = r"coefficient $\alpha$ of all tasks"

@@ -21,7 +21,7 @@ from biascope.fields.fitting import Coordinates
 from biascope.kernels import ntk
 from biascope.linalg import effective_rank
 from biascope.support.errors import InputError, UnsupportedError
-from biascope.support.figures import log_scale, once, pyplot
+from biascope.support.figures import axes_or_new, log_scale, once, pyplot
 from biascope.support.limits import FiniteTensor
 from biascope.support.precision import Precision, without_autocast
 from biascope.support.signatures import checked
@@ -213,8 +213,7 @@ def plot_energy(curves: Mapping[str, Energy], ax: Any = None) -> Any:
         >>> len(plot_energy(curves).axes[0].lines)
         2
     """
-    if ax is None:
-        _, ax = pyplot().subplots(figsize=(3.6, 2.8), layout="constrained")
+    ax = axes_or_new(ax, (3.6, 2.8))
     for k, (name, energy) in enumerate(curves.items()):
         x, y, error = energy.thresholds.numpy(), energy.mean.numpy(), energy.standard_error.numpy()
         ax.plot(x, y, color=COLOURS[k % len(COLOURS)], label=name or None)

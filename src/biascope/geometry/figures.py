@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from biascope.support.figures import BLUE, draw_eigenvalues, once, pyplot
+from biascope.support.figures import BLUE, axes_or_new, draw_eigenvalues, once, pyplot
 
 if TYPE_CHECKING:
     from biascope.geometry.average import AverageGeometry
@@ -50,9 +50,7 @@ def plot_nads(found: NADs, first: int = 3) -> Any:
 
 def plot_spectrum(found: NADs, ax: Any = None) -> Any:
     """Eigenvalues over their index with their standard errors, log scale; the band of an isotropic network in grey."""
-    plt = pyplot()
-    if ax is None:
-        _, ax = plt.subplots(figsize=(3.4, 2.6), layout="constrained")
+    ax = axes_or_new(ax)
     values = found.eigenvalues.tolist()
     zeros = draw_eigenvalues(ax, values, errors=found.standard_errors.tolist())
     if zeros:

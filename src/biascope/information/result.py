@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from biascope.support.figures import once, pyplot
+from biascope.support.figures import axes_or_new, once
 from biascope.support.signatures import checked
 from biascope.support.tables import facts, number
 
@@ -71,8 +71,7 @@ class MutualInformation:
     @checked
     def plot(self, ax: Any = None) -> Any:
         """The curve on validation pairs, and the held-out number with two standard errors; returns the figure."""
-        if ax is None:
-            _, ax = pyplot().subplots(figsize=(3.4, 2.6), layout="constrained")
+        ax = axes_or_new(ax)
         if len(self.curve):
             ax.plot(self.steps.cpu(), self.curve.cpu(), color=BLUE, label="validation")
             ax.set_xlabel("training step")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from biascope.support.figures import draw_eigenvalues, once, pyplot
+from biascope.support.figures import axes_or_new, draw_eigenvalues, once, pyplot
 
 if TYPE_CHECKING:
     from biascope.kernels.kernel import Kernel
@@ -38,9 +38,7 @@ def plot_kernel(K: Kernel, ax: Any = None) -> Any:
 
 def plot_spectrum(s: Spectrum, ax: Any = None) -> Any:
     """Eigenvalues above rounding against index, log-log."""
-    plt = pyplot()
-    if ax is None:
-        _, ax = plt.subplots(figsize=(3.4, 2.6), layout="constrained")
+    ax = axes_or_new(ax)
     rounding = max(torch.finfo(s.values.dtype).eps * float(s.values[0]), 0.0 if math.isnan(s.negative) else -s.negative)
     zeros = draw_eigenvalues(ax, s.values.tolist(), floor=rounding, log_index=True)
     ax.set_xlabel("index $j$")

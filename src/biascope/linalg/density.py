@@ -13,7 +13,7 @@ from biascope.linalg.random import blocks_of_probes
 from biascope.linalg.spread import combined, coordinates, dots, norms
 from biascope.linalg.trace import SampledEstimate, mean_estimate
 from biascope.support.errors import InputError
-from biascope.support.figures import BLUE, log_scale, once, pyplot
+from biascope.support.figures import BLUE, axes_or_new, log_scale, once
 from biascope.support.limits import Count, Positive, Vector
 from biascope.support.signatures import checked
 from biascope.support.tables import one_line
@@ -59,9 +59,7 @@ class SpectralDensity:
 
     def plot(self, ax: Any = None) -> Any:
         """Density on a logarithmic axis, with a band of its standard error; returns the matplotlib figure."""
-        plt = pyplot()
-        if ax is None:
-            _, ax = plt.subplots(figsize=(3.4, 2.6), layout="constrained")
+        ax = axes_or_new(ax)
         seen = self.nodes[self.weights > 0]
         low, high = float(seen.min()), float(seen.max())
         sigma = WIDTH * (high - low) or WIDTH * (abs(high) or 1.0)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from biascope import data, nets
 from biascope.studies import Chart, Estimate, Run, StudyResult, study
 from biascope.studies.estimates import curve
+from biascope.support.precision import arithmetic
 from biascope_papers.ekfac import contest, standings
 from biascope_papers.ekfac.common import require
 from biascope_papers.ekfac.contest import GRID, NAMES, Outcome, Problem, Search, Setting
@@ -108,7 +109,7 @@ class OnCifar:
     ) -> Outcome:
         """A contest with batches of `size` for the KFAC family, of `plain` for the others."""
         own = frames(names, len(task.x), self.epochs, size, plain, self.refresh, self.looks, halve)
-        with contest.tf32(self.tf32):
+        with arithmetic("tf32" if self.tf32 else "float32"):
             return contest.hold(run, task, own, Search(self.grid, self.around, alone=self.alone), self.seeds)
 
 

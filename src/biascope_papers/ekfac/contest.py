@@ -17,7 +17,6 @@ best constant output. Being ahead of one that has not tests nothing.
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -30,7 +29,6 @@ from biascope import InputError
 from biascope.optim import EKFAC, KFAC
 from biascope.studies import Run
 from biascope.support import derive, generator, progress
-from biascope.support.precision import arithmetic
 from biascope_papers.ekfac.common import Row
 from biascope_papers.ekfac.together import Together, at_once, curves
 
@@ -379,8 +377,3 @@ def wrongly(problem: Problem, net: nn.Module) -> float:
     found = torch.cat([net(part).argmax(1) for part in torch.split(x, 1000)])
     net.train()
     return float((found != y).float().mean())
-
-
-def tf32(on: bool) -> AbstractContextManager[None]:
-    """Let a GPU multiply and convolve in tf32, or not."""
-    return arithmetic("tf32" if on else "float32")

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from biascope import InputError
 from biascope.data import channel_stats
+from biascope.data.boundaries import boundary_value, middle
 from biascope.geometry import data_second_moment
 from biascope.studies import Chart, Estimate, Run, StudyResult, study
 from biascope.studies.estimates import spearman
@@ -42,7 +43,7 @@ from biascope_papers.gih.fig10_14 import (
 )
 from biascope_papers.gih.geometries import spread_indices
 from biascope_papers.gih.networks import at_least, factory, named, scope, shape_of
-from biascope_papers.gih.sets import Boundary, Source, boundary_value, describe, middle, ten_classes
+from biascope_papers.gih.sets import Boundary, Source, describe, ten_classes
 from biascope_papers.gih.training import Lazy, Protocol, mean_of, train_tasks
 
 Sinusoid = Literal["projection", "channel"]

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from biascope import InputError, data
 from biascope.data import Dataset
+from biascope.data.boundaries import boundary_value, middle
 from biascope.studies import Run
 from biascope.support import generator
 from biascope_papers.gih.networks import at_least
@@ -119,19 +120,6 @@ def planted(w: Tensor, directions: Tensor, coefficients: Tensor) -> Tensor:
             f"directions {list(directions.shape)} must be orthonormal: their products are off by {off:.2g}"
         )
     return (flat + (coefficients.to(w) - flat @ U.T) @ U).view_as(w)
-
-
-def boundary_value(projection: Tensor, angle: Tensor, boundary: Boundary) -> Tensor:
-    """What the label is the sign of, before the bias: the projection, its square, or the sine of the angle."""
-    if boundary == "sinusoidal":
-        return angle.sin()
-    return projection if boundary == "linear" else projection**2
-
-
-def middle(values: Tensor) -> Tensor:
-    """Midpoint of the two middle values along the first axis: an even number of distinct values splits in half."""
-    ordered, n = values.sort(0).values, len(values)
-    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
 
 
 def boundary_task(

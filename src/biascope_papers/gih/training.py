@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from biascope.ensembles import Factory, accuracy, record, train_ensemble
+from biascope.ensembles.work import SGD
 from biascope.studies import Estimate, Run
 from biascope.support import derive
 from biascope_papers.gih.geometries import Drawn
@@ -39,21 +40,14 @@ class Lazy(Sequence[Task]):
 
 
 @dataclass(frozen=True)
-class Protocol:
+class Protocol(SGD):
     """How a figure trains. The defaults are the synthetic protocol of the NAD paper, which Figs 4 and 5 use.
 
     The largest gradient norm is that of the published code; the text does not speak of one.
     """
 
-    epochs: int = 20
-    batch_size: int = 128
-    lr: float = 0.5
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip_norm: float | None = 0.5
     precision: Precision = "float32"
     engine: Engine = "auto"
-    schedule: Literal["linear"] = "linear"
 
 
 @dataclass(frozen=True)
@@ -70,7 +64,7 @@ class Training(Drawn):
     ) -> Protocol:
         """How networks are trained, for `longer` times the epochs."""
         return Protocol(round(self.epochs * longer), batch_size, lr, momentum, decay, self.clip_norm or None,
-                        self.precision, self.engine)  # fmt: skip
+                        precision=self.precision, engine=self.engine)  # fmt: skip
 
 
 def train_tasks(

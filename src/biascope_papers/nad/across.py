@@ -160,11 +160,7 @@ def compared(one: Map, other: Map, pairs: Pairs) -> tuple[Estimate, Estimate, Es
 
 def self_correlation(one: Map, pairs: Pairs) -> Estimate:
     """How far the map of a network agrees with its own transpose."""
-    n = len(pairs)
-    if n < 4:
-        return Estimate(math.nan, None, n)
-    left = [correlation(one, one, pairs[:i] + pairs[i + 1 :]) for i in range(n)]
-    return Estimate(correlation(one, one, pairs), jackknife_error(left), n)
+    return compared(one, one, pairs)[0]
 
 
 def correlation(one: Map, other: Map, pairs: Pairs) -> float:

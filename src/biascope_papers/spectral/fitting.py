@@ -17,6 +17,7 @@ from biascope import InputError
 from biascope.ensembles import Networks, capture, record
 from biascope.spectral import spectral_norm
 from biascope.studies import Chart, HeatMap, Run, Series
+from biascope.studies.estimates import spearman
 from biascope.support import progress
 from biascope.support.precision import arithmetic
 
@@ -200,16 +201,8 @@ def stacked(parts: Sequence[Mapping[str, Any]], name: str) -> Tensor:
 
 def rank_correlation(x: Tensor, y: Tensor) -> Tensor:
     """Spearman's rank correlation of x [m] with each row of y [..., m]; ties get their mean rank."""
-    a, b = _ranks(x.double()), _ranks(y.double())
-    a, b = a - a.mean(-1, keepdim=True), b - b.mean(-1, keepdim=True)
-    found: Tensor = (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1)).clamp(min=1e-12)
-    return found.clamp(-1, 1)
-
-
-def _ranks(x: Tensor) -> Tensor:
-    below = (x[..., None, :] < x[..., :, None]).sum(-1)
-    same = (x[..., None, :] == x[..., :, None]).sum(-1)
-    return below + (same - 1) / 2.0
+    rows = [spearman(x.tolist(), row) for row in y.reshape(-1, len(x)).tolist()]
+    return torch.tensor(rows, dtype=torch.float64).reshape(y.shape[:-1])
 
 
 def thinned(count: int, most: int) -> Tensor:

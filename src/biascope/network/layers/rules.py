@@ -176,14 +176,11 @@ class Conv(MatrixRule):
         return Conv(kernel, _pairs(stride, nd), pads, dil, groups)
 
     def operand(self, a: Tensor) -> Tensor:  # noqa: D102
-        n, m = a.shape[:2]
         patches = unfold(a.flatten(0, 1), self.kernel, self.stride, self.padding, self.dilation, self.groups)
-        return patches if m == 1 else _join_positions(patches, n, m)
+        return _by_example(patches, *a.shape[:2])
 
     def cotangent(self, g: Tensor) -> Tensor:  # noqa: D102
-        n, m = g.shape[:2]
-        G = g.reshape(n * m, self.groups, g.shape[2] // self.groups, -1)
-        return G if m == 1 else _join_positions(G, n, m)
+        return _by_example(_in_groups(g, self.groups), *g.shape[:2])
 
     def cotangents(self, g: Tensor) -> Tensor:  # noqa: D102
         if g.shape[2] > 1:
@@ -230,14 +227,11 @@ class ConvTranspose(MatrixRule):
         )
 
     def operand(self, a: Tensor) -> Tensor:  # noqa: D102
-        n, m = a.shape[:2]
-        A = a.reshape(n * m, self.groups, a.shape[2] // self.groups, -1)
-        return A if m == 1 else _join_positions(A, n, m)
+        return _by_example(_in_groups(a, self.groups), *a.shape[:2])
 
     def cotangent(self, g: Tensor) -> Tensor:  # noqa: D102
-        n, m = g.shape[:2]
         G = unfold(g.flatten(0, 1), self.kernel, self.stride, self.padding, self.dilation, self.groups, self.spatial)
-        return G if m == 1 else _join_positions(G, n, m)
+        return _by_example(G, *g.shape[:2])
 
     def bias_rows(self, g: Tensor) -> Tensor:  # noqa: D102
         return g.flatten(3).sum((1, 3)) if g.dim() > 3 else g.sum(1)
@@ -250,9 +244,14 @@ class ConvTranspose(MatrixRule):
         return ("ConvTranspose", self.groups)
 
 
-def _join_positions(t: Tensor, n: int, m: int) -> Tensor:
+def _in_groups(t: Tensor, groups: int) -> Tensor:
+    """[n, m, groups*d, ...] -> [n*m, groups, d, L]."""
+    return t.reshape(t.shape[0] * t.shape[1], groups, t.shape[2] // groups, -1)
+
+
+def _by_example(t: Tensor, n: int, m: int) -> Tensor:
     """[n*m, groups, d, L] -> [n, groups, d, m*L]."""
-    return t.reshape(n, m, *t.shape[1:]).movedim(1, -2).flatten(-2)
+    return t if m == 1 else t.reshape(n, m, *t.shape[1:]).movedim(1, -2).flatten(-2)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,11 @@ def pyplot() -> Any:
     return plt
 
 
+def axes_or_new(ax: Any, size: tuple[float, float] = (3.4, 2.6)) -> Any:
+    """The axes that were given, or those of a new figure of this size in inches."""
+    return pyplot().subplots(figsize=size, layout="constrained")[1] if ax is None else ax
+
+
 def once(figure: Any) -> Any:
     """The same figure; as the last line of a notebook cell it is drawn once.
 
