@@ -102,14 +102,17 @@ def _turn_degenerate(u: Tensor, mu: Tensor, y: Tensor, basis: Literal["aligned"]
     return u
 
 
-def _signs(n: int, q: int, d: int, features: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Random labels +-1 [n], and kappa = -1 for the last q examples."""
+def _examples(n: int, q: int, d: int, features: int, eta: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """x [n, d] (kappa y, and behind `features` an entry of its own each), y = +-1 [n], kappa = -1 for the last q."""
     if not 0 <= q <= n or d < n + features:
         raise InputError(f"need q in 0..{n} and d >= n + {features}, got q={q} and d={d}")
     y = 2.0 * torch.randint(2, (n,), generator=generator(seed)) - 1
     kappa = torch.ones(n)
     kappa[n - q :] = -1
-    return y.double(), kappa.double()
+    x = torch.zeros(n, d, dtype=torch.float64)
+    x[:, 0] = kappa * y
+    x[torch.arange(n), torch.arange(n) + features] = eta
+    return x, y.double(), kappa
 
 
 @checked
@@ -141,10 +144,7 @@ def quadratic_example2(
         >>> quadratic_example2(basis="aligned").y_tilde[:2].round(decimals=3).tolist()
         [15.0, 19.365]
     """
-    y, kappa = _signs(n, q, d, 1, seed)
-    x = torch.zeros(n, d, dtype=torch.float64)
-    x[:, 0] = kappa * y
-    x[torch.arange(n), torch.arange(n) + 1] = eta
+    x, y, kappa = _examples(n, q, d, 1, eta, seed)
     return quadratic_task(x, y, "quadratic-2", kappa < 0, basis)
 
 
@@ -167,9 +167,6 @@ def quadratic_example3(
         >>> quadratic_example3().y_tilde[:2].round(decimals=3).tolist()
         [44.159, 23.452]
     """
-    y, kappa = _signs(n, q, d, 2, seed)
-    x = torch.zeros(n, d, dtype=torch.float64)
-    x[:, 0] = kappa * y
+    x, y, kappa = _examples(n, q, d, 2, eta, seed)
     x[:, 1] = lam * y
-    x[torch.arange(n), torch.arange(n) + 2] = eta
     return quadratic_task(x, y, "quadratic-3", kappa < 0, basis)

@@ -69,29 +69,16 @@ class Cut:
 
 
 class Gather(torch.autograd.Function):
-    """A whole parameter; its gradient is the sum over the ranks, of which each keeps its part."""
+    """A whole parameter, whose gradient is the sum over the ranks, of which each keeps its part; or this adjoint."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, cut: Cut) -> Tensor:  # noqa: D102
-        ctx.cut = cut
-        return cut.gather(part)
+    def forward(ctx: Any, t: Tensor, cut: Cut, adjoint: bool = False) -> Tensor:  # noqa: D102
+        ctx.cut, ctx.adjoint = cut, adjoint
+        return cut.scatter(t) if adjoint else cut.gather(t)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # noqa: D102
-        return Scatter.apply(g, ctx.cut), None  # type: ignore[no-untyped-call]
-
-
-class Scatter(torch.autograd.Function):
-    """The adjoint of `Gather`."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, cut: Cut) -> Tensor:  # noqa: D102
-        ctx.cut = cut
-        return cut.scatter(whole)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:  # noqa: D102
-        return Gather.apply(g, ctx.cut), None  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
+        return Gather.apply(g, ctx.cut, not ctx.adjoint), None, None  # type: ignore[no-untyped-call]
 
 
 def is_sharded(t: Tensor) -> bool:
