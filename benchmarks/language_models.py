@@ -74,6 +74,12 @@ class State:
         """Names of the weights of `nn.Linear` layers."""
         return [f"{name}.weight" for name, m in self.model.named_modules() if isinstance(m, nn.Linear)]
 
+    @property
+    def inner(self) -> list[str]:
+        """Those without the head: what all packages can do."""
+        head = id(self.model.get_output_embeddings().weight)  # type: ignore[operator]
+        return [name for name in self.linear if id(self.model.get_parameter(name)) != head]
+
 
 def build(name: str) -> nn.Module:
     import transformers
@@ -114,7 +120,8 @@ def biascope_ekfac(state: State, params: list[str] | None = None) -> Tensor:
     return F.trace()
 
 
-def kronfluence_ekfac(state: State) -> Tensor:
+def kronfluence_ekfac(state: State, names: list[str] | None = None) -> Tensor:
+    """The trace; of the weights with these names, if they are given."""
     import copy
 
     from kronfluence.analyzer import prepare_model
@@ -123,7 +130,7 @@ def kronfluence_ekfac(state: State) -> Tensor:
     from kronfluence.factor.eigen import fit_lambda_matrices_with_loader, perform_eigendecomposition
     from kronfluence.utils.state import State as Processes
 
-    task = kronfluence_task()
+    task = kronfluence_task([name.removesuffix(".weight") for name in names] if names else None)
     arguments = FactorArguments(use_empirical_fisher=True)
     net = prepare_model(copy.deepcopy(state.model), task).to(state.ids.device)
     device = Processes(cpu=not state.ids.is_cuda)
@@ -162,7 +169,7 @@ def bergson_ekfac(state: State) -> Tensor:
         return torch.stack([s.double().sum() for s in found.values()]).sum()
 
 
-def kronfluence_task() -> Any:
+def kronfluence_task(modules: list[str] | None = None) -> Any:
     from kronfluence.task import Task
 
     class LanguageModel(Task):
@@ -172,12 +179,15 @@ def kronfluence_task() -> Any:
         def compute_measurement(self, batch: Any, model: nn.Module) -> Tensor:
             return self.compute_train_loss(batch, model)
 
+        def get_influence_tracked_modules(self) -> list[str] | None:
+            return modules
+
     return LanguageModel()
 
 
-def squared_gradients(state: State) -> Tensor:
-    """Mean over the examples of the squared gradients of the linear layers."""
-    params = [p for name, p in state.model.named_parameters() if name in set(state.linear)]
+def squared_gradients(state: State, names: list[str] | None = None) -> Tensor:
+    """Mean over the examples of the squared gradients of the linear layers, or of the weights with these names."""
+    params = [p for name, p in state.model.named_parameters() if name in set(names or state.linear)]
     total = torch.zeros((), dtype=torch.float64)
     for ids in state.ids.split(1):
         grads = torch.autograd.grad(log_likelihood(state.model, ids), params)
@@ -314,6 +324,19 @@ def ekfac(name: str) -> Case:
     )
 
 
+def ekfac_inner(name: str) -> Case:
+    """The layers that all three know: without the head, which bergson leaves out."""
+    contenders = (
+        Contender("biascope", lambda s: biascope_ekfac(s, s.inner)),
+        Contender("kronfluence", lambda s: kronfluence_ekfac(s, s.inner), ("kronfluence", "accelerate")),
+        Contender("bergson", bergson_ekfac, ("bergson", "datasets")),
+    )
+    reference = lambda s: squared_gradients(s, s.inner)  # noqa: E731
+    return Case(
+        f"ekfac-inner-{name}", lambda d: setup(name, d), contenders, reference, 2e-3, devices=SIZES[name].devices
+    )
+
+
 def whole(name: str) -> Case:
     """All parameters: nobody else's."""
     ours = Contender("biascope", biascope_ekfac)
@@ -337,9 +360,10 @@ def index(name: str) -> Case:
     return Case(f"index-{name}", lambda d: setup(name, d), contenders, devices=SIZES[name].devices)
 
 
-LLAMAS = [name for name in SIZES if name.startswith("llama")]
+LLAMAS = [name for name in SIZES if "llama" in name]
 CASES = [
     *(ekfac(name) for name in LLAMAS),
+    *(ekfac_inner(name) for name in LLAMAS),
     *(whole(name) for name in SIZES),
     *(influence(name) for name in LLAMAS),
     *(index(name) for name in SIZES),

@@ -167,12 +167,6 @@ def state(name):
     return STATES[name]
 
 
-def inner(st):
-    """Weights of nn.Linear layers without the head: what all packages can do."""
-    head = id(st.model.get_output_embeddings().weight)
-    return [n for n in st.linear if id(st.model.get_parameter(n)) != head]
-
-
 def squares(st, names):
     """Mean over the examples of the squared gradients, by autograd in float32, added in float64."""
     params = [st.model.get_parameter(n) for n in names]
@@ -224,17 +218,10 @@ def kronfluence(name, cap):
     if importlib.util.find_spec("kronfluence") is None:
         return
     st = state(name)
-    task = type(lm.kronfluence_task())
-    modules = [n.removesuffix(".weight") for n in inner(st)]
-    task.get_influence_tracked_modules = lambda self: modules
-    keep, lm.kronfluence_task = lm.kronfluence_task, lambda: task()
-    try:
-        with case(f"ekfac/{name}/linear/kronfluence", cap) as box:
-            if on(box):
-                box["modules"] = len(modules)
-                box["trace"] = float(timed(box, "first", lambda: lm.kronfluence_ekfac(st)))
-    finally:
-        lm.kronfluence_task = keep
+    with case(f"ekfac/{name}/linear/kronfluence", cap) as box:
+        if on(box):
+            box["modules"] = len(st.inner)
+            box["trace"] = float(timed(box, "first", lambda: lm.kronfluence_ekfac(st, st.inner)))
 
 
 def bergson_factors(name, cap):
@@ -390,7 +377,7 @@ def short():
     bergson(n, 4 if small else 32, 8, "bergson, batches of 32")
     index(n, dim, 8, "biascope, tf32", precision="tf32")
     bergson(n, 4 if small else 32, 6, "bergson, batches of 32, tf32")
-    ekfac("llama-1B-2", "linear", inner(state("llama-1B-2")), 25, check=False, again=False)
+    ekfac("llama-1B-2", "linear", state("llama-1B-2").inner, 25, check=False, again=False)
     kronfluence("llama-1B-2", 25)
     bergson_factors("llama-1B-2", 30)
     st = state("llama-1B")
@@ -451,7 +438,7 @@ def influence(name, queries, cap):
     with case(f"influence/{name}/biascope", cap) as box:
         if on(box):
             F = timed(
-                box, "factors", lambda: bs.fisher(st.model, st.data, "ekfac", estimator="empirical", params=inner(st))
+                box, "factors", lambda: bs.fisher(st.model, st.data, "ekfac", estimator="empirical", params=st.inner)
             )
             few = {k: v[:queries] for k, v in st.data.items()}
             damping = 0.1 * float(F.trace()) / F.shape[0]
@@ -473,10 +460,8 @@ def influence(name, queries, cap):
         if on(box):
             kept, keep = st.linear, lm.QUERIES
             lm.QUERIES = queries
-            task = type(lm.kronfluence_task())
-            modules = [n.removesuffix(".weight") for n in inner(st)]
-            task.get_influence_tracked_modules = lambda self: modules
-            real, lm.kronfluence_task = lm.kronfluence_task, lambda: task()
+            real, modules = lm.kronfluence_task, [n.removesuffix(".weight") for n in st.inner]
+            lm.kronfluence_task = lambda: real(modules)
             try:
                 theirs = timed(box, "factors_and_scores", lambda: lm.kronfluence_influence(st))
                 if name in FOUND:
@@ -507,11 +492,11 @@ def main():
     bergson(8 if small else 1_500, 4 if small else 32, 20, "bergson, batches of 32")
     bergson(8 if small else 500, 4 if small else 8, 12)
     ekfac("llama-170M-32000", "all", None, 25, again=False)
-    ekfac("llama-170M-32000", "linear", inner(state("llama-170M-32000")), 15, check=False, again=False)
+    ekfac("llama-170M-32000", "linear", state("llama-170M-32000").inner, 15, check=False, again=False)
     kronfluence("llama-170M-32000", 35)
     ekfac("llama-170M-128256", "all", None, 25, check=small, again=False)
     ekfac("llama-1B", "all", None, 90, check=small, again=False, max_memory="60MB" if small else "20GB")
-    ekfac("llama-1B-2", "linear", inner(state("llama-1B-2")), 25, check=False, again=False)
+    ekfac("llama-1B-2", "linear", state("llama-1B-2").inner, 25, check=False, again=False)
     kronfluence("llama-1B-2", 30)
     bergson_factors("llama-1B-2", 30)
     influence("llama-170M-32000", 2 if small else 4, 25)
