@@ -138,3 +138,9 @@ def test_an_axis_can_fall_and_a_map_can_have_a_frame_and_light_low_values() -> N
     image = axes.images[0]
     low, high = (sum(image.cmap(image.norm(value))[:3]) for value in (0.0, 6.0))
     assert low > high
+
+
+def test_a_line_of_one_point_is_a_point() -> None:
+    one = Series("published", (90.0,), (45.1,), error=(0.3,), style="dashed")
+    axes = draw(Chart("a", "a", "x", "y", (one, Series("ours", (90.0,), (45.9,))), alt="two points")).axes[0]
+    assert [line.get_marker() not in ("", "None") for line in axes.lines if len(line.get_xdata()) == 1] == [True, True]

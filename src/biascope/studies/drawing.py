@@ -109,7 +109,7 @@ def draw(chart: Chart | HeatMap, width: float = 3.4, height: float = 2.4) -> "Fi
 def _plot(axes: Any, index: int, series: Series, floor: float) -> None:
     """One series in its colour: points with error bars, or a line with a band."""
     color = f"C{index % 7}"
-    if series.style == "points":
+    if series.style == "points" or len(series.x) == 1:  # of one point a line shows nothing
         marker = _MARKERS[index % len(_MARKERS)]
         axes.errorbar(
             series.x, series.y, yerr=series.error, fmt=marker, color=color, label=series.label, elinewidth=0.8
