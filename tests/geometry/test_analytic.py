@@ -511,8 +511,13 @@ REFUSED: dict[str, tuple[Build, tuple[int, ...], type[BiascopeError], str]] = {
     "many outputs": (lambda: nn.Linear(4, 10), (4,), InputError, "Linear has 10 outputs; build it with one"),
     "wrong shape": (lambda: nn.Linear(4, 1), (5,), InputError, r"cannot take inputs \[n, 5\]"),
     "no shape": (lambda: nn.Linear(4, 1), 4, InputError, r"pass \(4,\)"),  # type: ignore[dict-item]
-    "a module": (nn.Linear(4, 1), (4,), InputError, "pass lambda: Linear"),
 }  # fmt: skip
+
+
+def test_one_network_is_drawn_again() -> None:
+    with pytest.warns(UserWarning, match="initialisations are drawn by every layer's reset_parameters"):
+        G = analytic_geometry(nn.Linear(4, 1), (4,))
+    assert relative(G, torch.eye(4, dtype=F64) / 12) < 1e-12  # the variance of U(-1/2, 1/2)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -350,7 +350,7 @@ def test_only_what_is_trained_moves_the_geometry() -> None:
 
 def test_what_does_not_fit_is_named() -> None:
     x, y, net = torch.randn(4, 3), torch.randn(4), lambda: nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 1))
-    wrong = r"layer '0', Linear\(in_features=4.*got \[1, 3\]"
+    wrong = r"layer '0', Linear\(in_features=4.*got \[n, 3\]"
     for method in ("finite-difference", "autograd", "mixed-derivative", "ntk"):
         with pytest.raises(InputError, match=wrong):
             nads(net, (3,), 4, method=method, top=2)

@@ -126,7 +126,7 @@ def test_files_that_hold_something_else(tmp_path: Path) -> None:
     ("spoil", "message"),
     [
         (lambda t: t * torch.nan, "1.weight holds nan or infinity"),
-        (lambda t: t.long(), r"1\.weight is torch\.int64 in the file"),
+        (lambda t: t.long(), r"1\.weight is torch\.int64 in the weights"),
         (lambda t: t.to(torch.complex64), r"1\.weight is torch\.complex64"),
     ],
 )

@@ -179,7 +179,7 @@ class KroneckerSum(Sum):
 
 
 class EigenSum(Sum):
-    """EKFAC's scalings: mean of squared per-example gradients in the Kronecker eigenbasis."""
+    """EKFAC's scalings: mean of squared per-example gradients in the eigenbasis. They take the memory of `basis.s`."""
 
     def __init__(self, unit: Unit, space: ParameterSpace, basis: EigenPiece) -> None:
         self.unit, self.space = unit, space

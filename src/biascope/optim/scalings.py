@@ -4,6 +4,7 @@ Convolutions under SUA turn their input once, before the patches are cut out of 
 times the work for a 3 x 3 kernel); everything else goes through the curvature's own sums.
 """
 
+from dataclasses import replace
 from math import prod
 
 import torch
@@ -57,7 +58,7 @@ def _squares(unit: LayerUnit, piece: EigenPiece, batches: Batches) -> Tensor:
             parts = [conv_squares(x[:, 0], g[:, 0], piece.U_B, U_A, rule) for x, g in pairs]
             return (parts[0] if len(parts) == 1 else torch.stack(parts).sum(0))[None]
     described, chunk = unit.chunk(batches[0])
-    sums = EigenSum(described, unit.space, piece)
+    sums = EigenSum(described, unit.space, replace(piece, s=torch.empty_like(piece.s)))  # it takes that memory
     sums.add(chunk)
     for batch in batches[1:]:
         sums.add(unit.chunk(batch)[1])

@@ -26,8 +26,8 @@ MEANINGS = {
     "Kernel": "the tangent kernel J Jᵀ, with J the derivative of the outputs by the weights",
     "Alignment": "centred cosine between the kernel and the kernel of the labels",
     "Chance": "the alignment with randomly permuted labels",
-    "Full kernel": "alignment of the kernel over all pairs of outputs; it stays below a bound while the kernel treats "
-    "all outputs alike, and only training that couples them lifts it above",
+    "Full kernel": "alignment of the kernel over all pairs of outputs; bounded while the kernel treats all "
+    "outputs alike, until training couples them",
     "Loss": "training loss, at the first and at the last step",
 }
 TERMS = {"cycles per pixel": "frequency: 0 is constant, 0.5 alternates from pixel to pixel",
